@@ -1,0 +1,1 @@
+"""The server under test: starting it, knowing it, ending it."""
