@@ -1,0 +1,117 @@
+"""How a trial is written into Optuna's user attributes and read back.
+
+Attributes without a prefix are for people who look at the database with optuna-dashboard;
+those that start with `tuner:` hold the whole record as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+from pydantic import TypeAdapter
+
+from tuner.records import TrialRecord, TrialState
+from tuner.redact import redact_env
+from tuner.types import EngineConfig, Failure, JsonValue, Measurement, Outcome
+
+STATE = "state"
+REFERENCE = "reference"
+COMMAND = "command"
+DIRECTORY = "directory"
+DURATION = "duration_s"
+ENCODED = "tuner:encoded_params"
+PARAMS = "tuner:params"
+CONFIG = "tuner:config"
+EFFECTIVE = "tuner:effective"
+PROCESS = "tuner:process"
+MEASUREMENT = "tuner:measurement"
+FAILURE = "tuner:failure"
+
+T = TypeVar("T")
+
+
+def to_json(value: object) -> Any:
+    """Plain JSON of a frozen dataclass of `tuner.types` or `tuner.engine.base`."""
+    return TypeAdapter(type(value)).dump_python(value, mode="json")
+
+
+def from_json(data: Any, kind: type[T]) -> T:
+    """The inverse of `to_json`."""
+    adapter: TypeAdapter[T] = TypeAdapter(kind)
+    return adapter.validate_python(data)
+
+
+def config_json(config: EngineConfig) -> dict[str, JsonValue]:
+    """A configuration as JSON, secrets masked; `trial_record` reads it back."""
+    return {"args": dict(config.args), "env": dict(redact_env(config.env))}
+
+
+def outcome_attributes(outcome: Outcome) -> dict[str, JsonValue]:
+    """Everything an outcome writes into its trial."""
+    if isinstance(outcome, Failure):
+        return {
+            "failure": outcome.cause.value,
+            "failure_stage": outcome.stage.value,
+            "failure_line": outcome.line,
+            FAILURE: to_json(outcome),
+        }
+    figures: dict[str, JsonValue] = {
+        "output_throughput": round(outcome.output_throughput_tokens_per_s, 3),
+        "request_throughput": round(outcome.request_throughput_per_s, 4),
+        "preemptions": outcome.counters.preemptions,
+        "served": outcome.served,
+        "offered": outcome.offered,
+        "kv_cache_tokens": outcome.memory.kv_cache_tokens,
+        MEASUREMENT: to_json(outcome),
+    }
+    for name, latency in (("ttft", outcome.ttft_s), ("tpot", outcome.tpot_s)):
+        if latency is not None:
+            figures[f"{name}_p99_ms"] = round(latency.p99 * 1000, 2)
+    return figures
+
+
+def trial_record(frozen: optuna.trial.FrozenTrial) -> TrialRecord:
+    """A trial as plain data."""
+    attributes = frozen.user_attrs
+    config = attributes.get(CONFIG)
+    directory = attributes.get(DIRECTORY)
+    params: Mapping[str, JsonValue] = attributes.get(PARAMS, {})
+    return TrialRecord(
+        number=frozen.number,
+        state=_state(frozen),
+        params=params,
+        config=EngineConfig(config["args"], config["env"]) if config is not None else None,
+        is_reference=bool(attributes.get(REFERENCE)),
+        score=frozen.value,
+        constraints=frozen.constraints,
+        outcome=_outcome(attributes),
+        directory=Path(directory) if directory is not None else None,
+        effective=attributes.get(EFFECTIVE, {}),
+        command=tuple(attributes.get(COMMAND, ())),
+        duration_s=attributes.get(DURATION),
+    )
+
+
+def _outcome(attributes: Mapping[str, Any]) -> Outcome | None:
+    if FAILURE in attributes:
+        return from_json(attributes[FAILURE], Failure)
+    if MEASUREMENT in attributes:
+        return from_json(attributes[MEASUREMENT], Measurement)
+    return None
+
+
+def _state(frozen: optuna.trial.FrozenTrial) -> TrialState:
+    match frozen.state:
+        case optuna.trial.TrialState.WAITING:
+            return TrialState.WAITING
+        case optuna.trial.TrialState.RUNNING:
+            return TrialState.RUNNING
+        case optuna.trial.TrialState.COMPLETE:
+            feasible = all(value <= 0 for value in frozen.constraints.values())
+            return TrialState.MEASURED if feasible else TrialState.INFEASIBLE
+        case _:
+            stored = frozen.user_attrs.get(STATE, TrialState.INTERRUPTED.value)
+            return TrialState(stored)

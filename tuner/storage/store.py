@@ -1,0 +1,356 @@
+"""One study's database, open."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from tuner.engine.base import ProcessRecord
+from tuner.errors import InputError
+from tuner.records import StudyRecord, StudyState, TrialRecord, TrialState
+from tuner.redact import redact_argv, redact_text
+from tuner.storage import attributes as attribute
+from tuner.storage.location import StudyLocation, open_database, storage_errors
+from tuner.storage.lock import StudyLock
+from tuner.types import Failure, JsonValue, Outcome, StudySpec, Suggestion, Verdict
+
+SCHEMA_VERSION = 1
+"""Raised when an older tuner could misread a study."""
+
+_SCHEMA = "tuner:schema"
+_SPEC = "tuner:space_file"
+_SPEC_PATH = "tuner:space_file_path"
+_FINGERPRINT = "tuner:fingerprint"
+_VERSIONS = "versions"
+_FINISHED = "finished"
+
+ParseSpec = Callable[[str, Path], StudySpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A trial that waits to be run: the reference, or one that was interrupted."""
+
+    params: Mapping[str, JsonValue]
+    is_reference: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTrial:
+    """A trial between `start` and `finish`, `interrupt` or `abort`."""
+
+    number: int
+    optuna_trial: optuna.Trial
+
+
+class StudyStore:
+    """One study's database, open for reading, or for writing with its lock held."""
+
+    def __init__(
+        self,
+        location: StudyLocation,
+        storage: optuna.storages.RDBStorage,
+        study: optuna.Study,
+        lock: StudyLock,
+    ) -> None:
+        self.location = location
+        self._storage = storage
+        self._study = study
+        self._lock = lock
+
+    # --- opening ---
+
+    @classmethod
+    def open(cls, location: StudyLocation) -> StudyStore:
+        """Open an existing study for reading.
+
+        Raises:
+            InputError: there is none, or a newer tuner made it.
+            EnvironmentProblem: the database cannot be used.
+        """
+        with storage_errors(location):
+            storage = open_database(location, must_exist=True)
+            try:
+                study = optuna.load_study(study_name=location.name, storage=storage)
+            except KeyError as error:
+                raise InputError(
+                    f"there is no study {location.name!r} in {location.shown_url}",
+                    "`tuner run SPACE` makes one",
+                ) from error
+            store = cls(location, storage, study, StudyLock(location.directory))
+            store._check_schema()
+            return store
+
+    @classmethod
+    def open_for_writing(cls, location: StudyLocation) -> StudyStore:
+        """Open a study, made if it is not there, and take its lock until `close`.
+
+        Raises:
+            InputError: a newer tuner made it.
+            EnvironmentProblem: it is locked, or the database cannot be used.
+        """
+        with storage_errors(location):
+            location.directory.mkdir(parents=True, exist_ok=True)
+            lock = StudyLock(location.directory)
+            lock.acquire()
+            try:
+                storage = open_database(location, must_exist=False)
+                # Proposals come from `tuner.search`; what is asked for here is queued before.
+                study = optuna.create_study(
+                    study_name=location.name,
+                    storage=storage,
+                    direction="maximize",
+                    sampler=optuna.samplers.RandomSampler(),
+                    load_if_exists=True,
+                )
+                store = cls(location, storage, study, lock)
+                store._check_schema()
+            except BaseException:
+                lock.release()
+                raise
+            return store
+
+    def _check_schema(self) -> None:
+        schema = self._study.user_attrs.get(_SCHEMA, SCHEMA_VERSION)
+        if schema > SCHEMA_VERSION:
+            raise InputError(
+                f"the study {self.location.name!r} was made by a newer tuner (schema {schema})",
+                "upgrade the tuner, or start another study with --study NAME",
+            )
+
+    def close(self) -> None:
+        """Close the database and give the lock back."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+        self._lock.release()
+
+    @contextlib.contextmanager
+    def errors_named(self) -> Iterator[None]:
+        """Within, a full disk or a broken database is an `EnvironmentProblem`."""
+        with storage_errors(self.location):
+            yield
+
+    # --- the study ---
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no space file was bound to it yet."""
+        return _SPEC not in self._study.user_attrs
+
+    @property
+    def fingerprint(self) -> Mapping[str, JsonValue]:
+        """What its results depend on (see `tuner.fingerprint`)."""
+        stored: Mapping[str, JsonValue] = self._study.user_attrs.get(_FINGERPRINT, {})
+        return stored
+
+    def bind(
+        self,
+        spec: StudySpec,
+        fingerprint: Mapping[str, JsonValue],
+        versions: Mapping[str, str],
+    ) -> None:
+        """Write down what the study is about, in the database and as a file beside it."""
+        study = self._study
+        if self.is_new:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                study.set_metric_names(["score"])
+        study.set_user_attr(_SCHEMA, SCHEMA_VERSION)
+        study.set_user_attr(_FINGERPRINT, dict(fingerprint))
+        study.set_user_attr(_VERSIONS, dict(versions))
+        study.set_user_attr(_SPEC_PATH, str(spec.path))
+        study.set_user_attr(_SPEC, redact_text(spec.text))
+        (self.location.directory / "space.yaml").write_text(
+            redact_text(spec.text), encoding="utf-8"
+        )
+
+    def mark_finished(self, finished: bool) -> None:
+        """Remember whether the budget is used up."""
+        self._study.set_user_attr(_FINISHED, finished)
+
+    def trials(self) -> list[TrialRecord]:
+        """All trials, by number."""
+        return [attribute.trial_record(t) for t in self._study.get_trials(deepcopy=False)]
+
+    def read(self, parse_spec: ParseSpec) -> StudyRecord:
+        """The whole study as plain data.
+
+        Args:
+            parse_spec: turns the stored space file into a `StudySpec`.
+
+        Raises:
+            InputError: nothing was bound to it yet.
+        """
+        stored = self._study.user_attrs
+        if _SPEC not in stored:
+            raise InputError(
+                f"the study {self.location.name!r} is empty", "`tuner run SPACE` fills it"
+            )
+        trials = self.trials()
+        return StudyRecord(
+            name=self.location.name,
+            spec=parse_spec(stored[_SPEC], Path(stored[_SPEC_PATH])),
+            state=self._state(trials, finished=bool(stored.get(_FINISHED))),
+            trials=trials,
+            versions=stored.get(_VERSIONS, {}),
+        )
+
+    def _state(self, trials: list[TrialRecord], *, finished: bool) -> StudyState:
+        if self._lock.is_held():
+            return StudyState.RUNNING
+        if finished:
+            return StudyState.FINISHED
+        return StudyState.STOPPED if trials else StudyState.EMPTY
+
+    # --- the queue ---
+
+    def queue(
+        self,
+        params: Mapping[str, JsonValue],
+        encoded: Mapping[str, Any],
+        *,
+        is_reference: bool = False,
+    ) -> None:
+        """Make these parameters wait behind what is queued already.
+
+        Args:
+            params: as the space file spells them.
+            encoded: those of them that Optuna can hold, as it holds them.
+        """
+        marks = {
+            attribute.PARAMS: dict(params),
+            attribute.ENCODED: dict(encoded),
+            attribute.REFERENCE: is_reference,
+        }
+        self._study.enqueue_trial(dict(encoded), user_attrs=marks)
+
+    def next_queued(self) -> Queued | None:
+        """What `start` would start, or None."""
+        return next(iter(self._queued()), None)
+
+    def _queued(self) -> list[Queued]:
+        waiting = self._in_state(optuna.trial.TrialState.WAITING)
+        waiting.sort(key=lambda t: t.number)
+        return [
+            Queued(
+                t.user_attrs.get(attribute.PARAMS, {}),
+                bool(t.user_attrs.get(attribute.REFERENCE)),
+            )
+            for t in waiting
+        ]
+
+    # --- a trial's life ---
+
+    def start(
+        self, distributions: Mapping[str, optuna.distributions.BaseDistribution]
+    ) -> RunningTrial:
+        """Turn the first queued trial into a running one.
+
+        Args:
+            distributions: of exactly the parameters that it was queued with.
+        """
+        trial = self._study.ask(dict(distributions))
+        return RunningTrial(trial.number, trial)
+
+    def describe(
+        self,
+        trial: RunningTrial,
+        suggestion: Suggestion,
+        command: list[str],
+        effective: Mapping[str, JsonValue],
+    ) -> Path:
+        """Write down what is about to run; returns the trial's folder, which exists."""
+        directory = self.trial_directory(trial.number)
+        trial.optuna_trial.set_user_attr(attribute.DIRECTORY, str(directory))
+        trial.optuna_trial.set_user_attr(attribute.CONFIG, attribute.config_json(suggestion.config))
+        trial.optuna_trial.set_user_attr(attribute.COMMAND, redact_argv(command))
+        trial.optuna_trial.set_user_attr(attribute.EFFECTIVE, dict(effective))
+        return directory
+
+    def record_process(self, trial: RunningTrial, process: ProcessRecord) -> None:
+        """Write down which processes belong to a running trial."""
+        trial.optuna_trial.set_user_attr(attribute.PROCESS, attribute.to_json(process))
+
+    def finish(
+        self, trial: RunningTrial, outcome: Outcome, verdict: Verdict, duration_s: float
+    ) -> None:
+        """Tell a trial that was measured, or that failed by its configuration."""
+        self._write_outcome(trial, outcome, duration_s)
+        state = TrialState.MEASURED if verdict.feasible else TrialState.INFEASIBLE
+        trial.optuna_trial.set_user_attr(attribute.STATE, state.value)
+        for name, value in verdict.constraints.items():
+            trial.optuna_trial.set_constraint(name, value)
+        self._study.tell(trial.optuna_trial, verdict.score)
+
+    def interrupt(self, trial: RunningTrial) -> None:
+        """Tell a trial that the user stopped, and queue it again."""
+        trial.optuna_trial.set_user_attr(attribute.STATE, TrialState.INTERRUPTED.value)
+        self._end_and_requeue(trial.number)
+
+    def abort(self, trial: RunningTrial, failure: Failure, duration_s: float) -> None:
+        """Tell a trial that the environment ended, and queue it again."""
+        self._write_outcome(trial, failure, duration_s)
+        trial.optuna_trial.set_user_attr(attribute.STATE, TrialState.ABORTED.value)
+        self._end_and_requeue(trial.number)
+
+    def _write_outcome(self, trial: RunningTrial, outcome: Outcome, duration_s: float) -> None:
+        trial.optuna_trial.set_user_attr(attribute.DURATION, round(duration_s, 3))
+        for name, value in attribute.outcome_attributes(outcome).items():
+            trial.optuna_trial.set_user_attr(name, value)
+        path = self.trial_directory(trial.number) / "outcome.json"
+        path.write_text(json.dumps(attribute.to_json(outcome), indent=2) + "\n", encoding="utf-8")
+
+    def trial_directory(self, number: int) -> Path:
+        directory = self.location.directory / "trials" / f"{number:04d}"
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
+
+    # --- what a killed run left ---
+
+    def left_processes(self) -> list[ProcessRecord]:
+        """The servers of trials that a dead tuner was running."""
+        return [
+            attribute.from_json(t.user_attrs[attribute.PROCESS], ProcessRecord)
+            for t in self._in_state(optuna.trial.TrialState.RUNNING)
+            if attribute.PROCESS in t.user_attrs
+        ]
+
+    def interrupt_left_trials(self) -> list[int]:
+        """Mark trials that a dead tuner was running as interrupted and queue them again.
+
+        Only with the lock held: then nobody else can be running them.
+
+        Returns:
+            Their numbers.
+        """
+        running = self._in_state(optuna.trial.TrialState.RUNNING)
+        study_id = self._storage.get_study_id_from_name(self.location.name)
+        for frozen in running:
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(
+                study_id, frozen.number
+            )
+            self._storage.set_trial_user_attr(
+                trial_id, attribute.STATE, TrialState.INTERRUPTED.value
+            )
+            self._end_and_requeue(frozen.number)
+        return [frozen.number for frozen in running]
+
+    def _end_and_requeue(self, number: int) -> None:
+        """Queue first: killed in between, the trial is still known to be owed."""
+        frozen = next(t for t in self._study.get_trials(deepcopy=False) if t.number == number)
+        marks = frozen.user_attrs
+        again = Queued(marks.get(attribute.PARAMS, {}), bool(marks.get(attribute.REFERENCE)))
+        if again not in self._queued():
+            encoded = marks.get(attribute.ENCODED, {})
+            self.queue(again.params, encoded, is_reference=again.is_reference)
+        self._study.tell(number, state=optuna.trial.TrialState.FAIL)
+
+    def _in_state(self, state: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=(state,))
