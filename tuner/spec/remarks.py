@@ -1,0 +1,64 @@
+"""What is odd about a space file but no error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.space import Space
+from tuner.spec.reading import parse_with_remarks
+from tuner.types import Choice, Knob, StudySpec
+
+HIGH_UTILIZATION = 0.99
+"""From here on next to nothing is left for memory that vLLM's profiling does not see."""
+
+_UTILIZATION = ("gpu-memory-utilization", "device-memory-utilization")
+
+
+def warnings(spec: StudySpec) -> list[str]:
+    """Remarks for people, one sentence each; none if there is nothing to say."""
+    remarks = parse_with_remarks(spec.text, spec.path)[1]
+    return [*remarks, *_on_utilization(spec), *_on_workload(spec), *_on_reference(spec)]
+
+
+def _on_utilization(spec: StudySpec) -> Iterator[str]:
+    for knob in spec.search_space:
+        if knob.name in _UTILIZATION and (top := _highest(knob)) >= HIGH_UTILIZATION:
+            yield (
+                f"`{knob.name}` goes up to {top}, which leaves next to nothing for memory that "
+                "vLLM does not profile: such trials may run out of memory under load"
+            )
+
+
+def _on_workload(spec: StudySpec) -> Iterator[str]:
+    workload = spec.workload
+    if workload.concurrency is None:
+        return
+    if workload.concurrency > workload.requests:
+        yield (
+            f"concurrency {workload.concurrency} is never reached with {workload.requests} requests"
+        )
+    for knob in spec.search_space:
+        in_flight = min(workload.concurrency, workload.requests)
+        if knob.name == "max-num-seqs" and _highest(knob) > 4 * in_flight:
+            yield (
+                f"`max-num-seqs` goes up to {_highest(knob)}, but only {in_flight} requests are "
+                "in flight at a time: values above that make no difference to this workload"
+            )
+
+
+def _on_reference(spec: StudySpec) -> Iterator[str]:
+    space = Space(spec)
+    params, _ = space.reference()
+    for name, value in params.items():
+        if not space.contains(name, value):
+            yield f"the reference's `{name}: {value}` is not a value that the search can take"
+    if (constraint := space.violated(params)) is not None:
+        yield f"the reference does not satisfy the constraint `{constraint.text}`"
+
+
+def _highest(knob: Knob) -> float:
+    """The largest number that it can take; minus infinity if it has none."""
+    if not isinstance(knob, Choice):
+        return knob.high
+    numbers = [v for v in knob.choices if isinstance(v, int | float) and not isinstance(v, bool)]
+    return max(numbers, default=float("-inf"))
