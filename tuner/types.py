@@ -278,7 +278,8 @@ class DeviceUse:
 
     Attributes:
         device_total_gib, device_peak_gib: per visible device, in NVML's order.
-        host_peak_gib: largest resident memory (PSS where readable) of the server's processes.
+        host_peak_gib: of the server's processes together: their anonymous memory and the
+            largest shared one.
     """
 
     device_names: tuple[str, ...] = ()

@@ -1,0 +1,262 @@
+"""GPU memory with a stand-in for NVML, host memory with this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from tuner.errors import EnvironmentProblem
+from tuner.metrics.device import DeviceMonitor, describe_device, host_memory_gib
+from tuner.types import DeviceUse, Progress
+
+GIB = 2**30
+
+
+class FakeError(Exception):
+    """Stands for pynvml.NVMLError."""
+
+
+@dataclass
+class FakeMemory:
+    total: int
+    used: int
+
+
+@dataclass
+class FakeProcess:
+    pid: int
+    usedGpuMemory: int | None
+
+
+@dataclass
+class FakeGpu:
+    name: str
+    uuid: str
+    total_gib: float = 80.0
+    used_gib: float = 0.5
+    processes: list[FakeProcess] = field(default_factory=list)
+
+
+@dataclass
+class FakeNvml:
+    """The functions of pynvml that are used, over a list of GPUs and MIG parts."""
+
+    gpus: list[FakeGpu]
+    parts: list[FakeGpu] = field(default_factory=list)
+    has_driver: bool = True
+    is_lost: bool = False
+    NVMLError: type[Exception] = FakeError
+
+    def nvmlInit(self) -> None:
+        if not self.has_driver:
+            raise FakeError("Driver Not Loaded")
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "570.86.15"
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        return self.gpus[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
+        for gpu in [*self.gpus, *self.parts]:
+            if gpu.uuid == uuid:
+                return gpu
+        raise FakeError("Not Found")
+
+    def nvmlDeviceGetName(self, handle: FakeGpu) -> str:
+        return handle.name
+
+    def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:
+        return handle.uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu) -> FakeMemory:
+        if self.is_lost:
+            raise FakeError("GPU is lost")
+        return FakeMemory(int(handle.total_gib * GIB), int(handle.used_gib * GIB))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> list[FakeProcess]:
+        return handle.processes
+
+
+@pytest.fixture
+def nvml() -> FakeNvml:
+    return FakeNvml(
+        [
+            FakeGpu("A", "GPU-aaaa-1", total_gib=80),
+            FakeGpu("B", "GPU-bbbb-1", total_gib=40),
+            FakeGpu("C", "GPU-bbbb-2", total_gib=24),
+        ],
+        parts=[FakeGpu("A MIG 1g.10gb", "MIG-cccc", total_gib=10)],
+    )
+
+
+# --- which devices ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ("A", "B", "C")),
+        ("0,1,2", ("A", "B", "C")),
+        ("2, 0", ("C", "A")),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("1,7,0", ("B",)),
+        ("GPU-bbbb-2,0", ("C", "A")),
+        ("GPU-a", ("A",)),
+        ("GPU-bbbb", ()),
+        ("MIG-cccc", ("A MIG 1g.10gb",)),
+        ("MIG-none", ()),
+    ],
+)
+def test_monitor_sees_the_devices_that_cuda_would(
+    nvml: FakeNvml, visible: str | None, names: tuple[str, ...]
+) -> None:
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert DeviceMonitor(env, nvml).names == names
+
+
+def test_monitor_takes_the_own_environment_by_default(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert DeviceMonitor(nvml=nvml).names == ("B",)
+
+
+def test_monitor_without_a_driver_is_empty(nvml: FakeNvml) -> None:
+    nvml.has_driver = False
+    monitor = DeviceMonitor({}, nvml)
+    monitor.sample()
+    assert monitor.memory_used_gib() == ()
+    assert monitor.use() == DeviceUse()
+
+
+def test_monitor_leaves_out_devices_without_memory_of_their_own(nvml: FakeNvml) -> None:
+    nvml.is_lost = True
+    assert DeviceMonitor({}, nvml).use() == DeviceUse()
+
+
+async def test_monitor_works_with_the_real_nvml_module_whatever_is_here() -> None:
+    monitor = DeviceMonitor()
+    monitor.sample()
+    use = monitor.use()
+    assert len(use.device_names) == len(use.device_total_gib) == len(use.device_peak_gib)
+    await monitor.wait_until_free(use.device_total_gib)
+
+
+# --- memory ----------------------------------------------------------------------------
+
+
+def test_sample_keeps_the_peaks_of_each_device(nvml: FakeNvml) -> None:
+    monitor = DeviceMonitor({"CUDA_VISIBLE_DEVICES": "0,2"}, nvml)
+    for first, second in [(1.0, 20.0), (70.5, 3.0), (2.0, 4.0)]:
+        nvml.gpus[0].used_gib, nvml.gpus[2].used_gib = first, second
+        monitor.sample()
+    assert monitor.memory_used_gib() == (2.0, 4.0)
+    assert monitor.use() == DeviceUse(("A", "C"), (80.0, 24.0), (70.5, 20.0), None)
+    monitor.reset()
+    monitor.sample([psutil.Process()])
+    use = monitor.use()
+    assert use.device_peak_gib == (2.0, 4.0)
+    assert use.host_peak_gib is not None
+
+
+def test_sample_keeps_the_host_peak_when_the_processes_are_gone(nvml: FakeNvml) -> None:
+    monitor = DeviceMonitor({}, nvml)
+    monitor.sample([psutil.Process()])
+    peak = monitor.use().host_peak_gib
+    monitor.sample([])
+    assert peak is not None
+    assert peak > 0
+    assert monitor.use().host_peak_gib == peak
+
+
+def test_sample_of_a_lost_device_is_a_problem_of_the_environment(nvml: FakeNvml) -> None:
+    monitor = DeviceMonitor({}, nvml)
+    nvml.is_lost = True
+    with pytest.raises(EnvironmentProblem, match="GPU is lost"):
+        monitor.sample()
+
+
+async def test_wait_until_free_returns_when_memory_is_back(nvml: FakeNvml) -> None:
+    monitor = DeviceMonitor({}, nvml)
+    baseline = monitor.memory_used_gib()
+    nvml.gpus[1].used_gib = 33.0
+    told: list[Progress] = []
+
+    def on_progress(progress: Progress) -> None:
+        told.append(progress)
+        nvml.gpus[1].used_gib = 20.0 if len(told) == 1 else 0.75
+
+    await monitor.wait_until_free(baseline, timeout_s=60, poll_s=0.001, on_progress=on_progress)
+    assert [progress.detail for progress in told] == [
+        "32.5 GiB still in use",
+        "19.5 GiB still in use",
+    ]
+    assert told[0].total_s == 60
+
+
+async def test_wait_until_free_names_who_holds_memory(nvml: FakeNvml) -> None:
+    monitor = DeviceMonitor({}, nvml)
+    baseline = monitor.memory_used_gib()
+    name = psutil.Process().name()
+    nvml.gpus[0].used_gib = 10.5
+    nvml.gpus[0].processes = [
+        FakeProcess(os.getpid(), int(9.5 * GIB)),
+        FakeProcess(2**22 + 1, None),
+    ]
+    with pytest.raises(EnvironmentProblem) as caught:
+        await monitor.wait_until_free(baseline, timeout_s=0.02, poll_s=0.005)
+    assert "10.0 GiB on GPU 0" in caught.value.message
+    assert "GPU 1" not in caught.value.message
+    assert f"process {os.getpid()} ({name}, 9.5 GiB)" in caught.value.message
+    assert f"process {2**22 + 1} (of another container or user)" in caught.value.message
+
+
+async def test_wait_until_free_does_not_block_the_event_loop(nvml: FakeNvml) -> None:
+    monitor = DeviceMonitor({}, nvml)
+    waiting = asyncio.create_task(monitor.wait_until_free((0.0, 0.0, 0.0), timeout_s=60))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+def test_host_memory_is_the_resident_memory_of_a_process() -> None:
+    ballast = bytearray(b"x") * (128 * 2**20)
+    process = psutil.Process()
+    memory_gib = host_memory_gib([process])
+    assert len(ballast) == 2**27
+    assert memory_gib is not None
+    assert 0.125 < memory_gib <= process.memory_info().rss / GIB + 0.01
+
+
+def test_host_memory_of_nothing_is_none() -> None:
+    assert host_memory_gib([]) is None
+
+
+# --- description -----------------------------------------------------------------------
+
+
+def test_describe_device_names_gpus_and_driver(nvml: FakeNvml) -> None:
+    assert describe_device(DeviceMonitor({"CUDA_VISIBLE_DEVICES": "2,0"}, nvml)) == {
+        "gpu0": "C GPU-bbbb-2",
+        "gpu1": "A GPU-aaaa-1",
+        "driver": "570.86.15",
+    }
+
+
+def test_describe_device_without_gpus_names_the_processor(nvml: FakeNvml) -> None:
+    nvml.has_driver = False
+    description = describe_device(DeviceMonitor({}, nvml))
+    assert set(description) == {"cpu", "cores"}
+    assert description["cpu"]
+    assert int(description["cores"]) == len(os.sched_getaffinity(0))

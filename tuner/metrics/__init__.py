@@ -1,0 +1,1 @@
+"""What is measured: latencies and throughput, the server's own counters, memory."""
