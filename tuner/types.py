@@ -309,7 +309,7 @@ class RequestRecord:
     Attributes:
         index: position in the workload; the same request in every trial.
         prompt_tokens, output_tokens: from the server's `usage`.
-        token_times_s: arrival of each streamed chunk that carried text, the first included.
+        token_times_s: arrival of each streamed chunk that carried a token, the first included.
     """
 
     index: int
