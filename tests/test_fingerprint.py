@@ -1,0 +1,90 @@
+"""What makes old results incomparable, and what does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from builders import KNOBS, study_spec, workload
+
+from tuner.fingerprint import differences, fingerprint
+from tuner.types import (
+    BudgetSpec,
+    Choice,
+    Constraint,
+    IntRange,
+    ObjectiveSpec,
+    SamplerKind,
+    SearchSpec,
+)
+
+SPEC = study_spec()
+
+
+def changed(spec, *, version="0.32.0", device=None):
+    old = fingerprint(SPEC, vllm_version="0.32.0", device={"gpu0": "A100 GPU-1"})
+    new = fingerprint(spec, vllm_version=version, device=device or {"gpu0": "A100 GPU-1"})
+    return differences(old, new)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        replace(SPEC, budget=BudgetSpec(99, 60.0)),
+        replace(SPEC, search=SearchSpec(SamplerKind.RANDOM, 7)),
+        replace(SPEC, constraints=(Constraint("max-num-seqs < 99", 3),)),
+        replace(SPEC, search_space=(IntRange("max-num-seqs", 8, 64, log=True), *KNOBS[1:])),
+        replace(SPEC, server=replace(SPEC.server, startup_timeout_s=5.0)),
+    ],
+)
+def test_differences_let_go_on_what_only_changes_the_search(spec):
+    assert changed(spec) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        (replace(SPEC, server=replace(SPEC.server, model="other")), "model: org/model -> other"),
+        (
+            replace(SPEC, server=replace(SPEC.server, args={})),
+            "server.args.enforce-eager: true -> (unset)",
+        ),
+        (replace(SPEC, workload=workload(requests=9)), "workload.requests: 8 -> 9"),
+        (
+            replace(SPEC, objective=ObjectiveSpec(preemption_weight=2.0)),
+            "objective.preemption_weight: 1.0 -> 2.0",
+        ),
+        (replace(SPEC, search_space=KNOBS[1:]), "search_space.max-num-seqs: range -> (unset)"),
+        (
+            replace(SPEC, search_space=(*KNOBS[:2], Choice("kv-cache-dtype", ("auto",)))),
+            'search_space.kv-cache-dtype: {"choices": ["auto", "fp8"]} -> {"choices": ["auto"]}',
+        ),
+        (replace(SPEC, reference={"max-num-seqs": 8}), "reference.max-num-seqs: (unset) -> 8"),
+    ],
+)
+def test_differences_name_what_makes_results_incomparable(spec, told):
+    assert changed(spec) == [told]
+
+
+def test_differences_name_another_vllm_and_device():
+    assert changed(SPEC, version="0.33.0") == ["vLLM version: 0.32.0 -> 0.33.0"]
+    assert changed(SPEC, device={"gpu0": "H100 GPU-2"}) == ["device.gpu0: A100 GPU-1 -> H100 GPU-2"]
+
+
+def test_differences_take_an_unknown_version_for_no_difference():
+    assert changed(SPEC, version=None) == []
+
+
+def test_fingerprint_notices_another_model_under_the_same_path(tmp_path):
+    spec = replace(SPEC, server=replace(SPEC.server, model=str(tmp_path)))
+    (tmp_path / "config.json").write_text('{"layers": 2}')
+    old = fingerprint(spec, vllm_version=None, device={})
+    (tmp_path / "config.json").write_text('{"layers": 4}')
+    new = fingerprint(spec, vllm_version=None, device={})
+    assert [line.split(":")[0] for line in differences(old, new)] == ["model files"]
+
+
+def test_fingerprint_holds_no_secret():
+    spec = replace(SPEC, server=replace(SPEC.server, env={"HF_TOKEN": "hf_verysecretindeed"}))
+    assert "verysecret" not in str(fingerprint(spec, vllm_version=None, device={}))

@@ -1,0 +1,5 @@
+"""What to try next: knobs as Optuna distributions, samplers, and the search itself."""
+
+from tuner.search.search import Candidate, Search
+
+__all__ = ["Candidate", "Search"]
