@@ -55,6 +55,13 @@ def redact_text(text: str) -> str:
     return _PAIR.sub(_mask_pair, text)
 
 
+def redact_yaml(text: str) -> str:
+    """A YAML document with its secrets masked, and still YAML: a bare `***` would be an alias."""
+    return re.sub(
+        rf"(?<=[\s,\[{{]){re.escape(MASK)}(?=[\s,\]}}]|$)", f'"{MASK}"', redact_text(text)
+    )
+
+
 def redact_env(env: Mapping[str, str]) -> dict[str, str]:
     """A copy of `env` with secret values masked; empty values stay empty."""
     return {name: _mask_variable(name, value) for name, value in env.items()}

@@ -13,6 +13,8 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from tuner.errors import EnvironmentProblem, InputError
 
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # the tuner tells what there is to tell
+
 STUDIES = Path("studies")
 """Below the current directory, as the README says."""
 

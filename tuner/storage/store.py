@@ -15,7 +15,7 @@ import optuna
 from tuner.engine.base import ProcessRecord
 from tuner.errors import InputError
 from tuner.records import StudyRecord, StudyState, TrialRecord, TrialState
-from tuner.redact import redact_argv, redact_text
+from tuner.redact import redact_argv, redact_yaml
 from tuner.storage import attributes as attribute
 from tuner.storage.location import StudyLocation, open_database, storage_errors
 from tuner.storage.lock import StudyLock
@@ -166,9 +166,9 @@ class StudyStore:
         study.set_user_attr(_FINGERPRINT, dict(fingerprint))
         study.set_user_attr(_VERSIONS, dict(versions))
         study.set_user_attr(_SPEC_PATH, str(spec.path))
-        study.set_user_attr(_SPEC, redact_text(spec.text))
+        study.set_user_attr(_SPEC, redact_yaml(spec.text))
         (self.location.directory / "space.yaml").write_text(
-            redact_text(spec.text), encoding="utf-8"
+            redact_yaml(spec.text), encoding="utf-8"
         )
 
     def mark_finished(self, finished: bool) -> None:

@@ -1,0 +1,130 @@
+"""Secrets stay out of records, everything else stays as it is."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.redact import redact_argv, redact_env, redact_text, redact_yaml
+
+HF = "hf_" + "aB3" * 11 + "x"
+SK = "sk-" + "q1W_" * 8
+
+
+def test_redact_env_masks_names_that_speak_of_secrets() -> None:
+    env = {
+        "HF_TOKEN": "anything",
+        "HUGGING_FACE_HUB_TOKEN": "x",
+        "VLLM_API_KEY": "k",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "DB_PASSWORD": "1234",
+        "AWS_ACCESS_KEY_ID": "id",
+    }
+    assert set(redact_env(env).values()) == {"***"}
+
+
+def test_redact_env_keeps_what_only_sounds_like_one() -> None:
+    env = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "MAX_TOKENS": "100",
+        "VLLM_LONG_TOKEN_THRESHOLD": "512",
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "KEYBOARD": "de",
+        "HF_TOKEN": "",
+    }
+    assert redact_env(env) == env
+
+
+def test_redact_env_masks_secrets_inside_other_values() -> None:
+    env = {"HTTPS_PROXY": "http://joe:pass@proxy:3128", "EXTRA": f"--x {HF}"}
+    assert redact_env(env) == {"HTTPS_PROXY": "http://joe:***@proxy:3128", "EXTRA": "--x ***"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "masked"),
+    [
+        (["--api-key", "abc", "--port", "1"], ["--api-key", "***", "--port", "1"]),
+        (["--api-key", "a", "b", "--x"], ["--api-key", "***", "***", "--x"]),
+        (["--api-key=abc"], ["--api-key=***"]),
+        (["--hf_token", "abc"], ["--hf_token", "***"]),
+        (["--ssl-keyfile-password", "abc"], ["--ssl-keyfile-password", "***"]),
+        (["serve", HF], ["serve", "***"]),
+        (["--model-config", f'{{"token": "{SK}"}}'], ["--model-config", '{"token": "***"}']),
+    ],
+)
+def test_redact_argv_masks(argv: list[str], masked: list[str]) -> None:
+    assert redact_argv(argv) == masked
+
+
+def test_redact_argv_keeps_ordinary_commands() -> None:
+    argv = [
+        *("vllm", "serve", "./models/tiny", "--max-num-batched-tokens", "2048"),
+        *("--tokenizer", "./models/tiny", "--return-tokens-as-token-ids", "--hf-overrides"),
+        *('{"rope_scaling": {"factor": 2}}', "--long-prefill-token-threshold", "512"),
+    ]
+    assert redact_argv(argv) == argv
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        (f"token {HF} used", "token *** used"),
+        (f"key={SK}.", "key=***."),
+        ("https://user:pw@host/x", "https://user:***@host/x"),
+        ("https://abcdef@host/x", "https://***@host/x"),
+        ("Authorization: Bearer abc.def-ghi", "Authorization: Bearer ***"),
+        ("{'api_key': ['one', 'two'], 'port': 1}", "{'api_key': ***, 'port': 1}"),
+        ('"password": "a b"', '"password": "***"'),
+        ("HF_TOKEN=abc vllm serve", "HF_TOKEN=*** vllm serve"),
+        ("vllm serve m --api-key abc --port 1", "vllm serve m --api-key *** --port 1"),
+    ],
+)
+def test_redact_text_masks(text: str, masked: str) -> None:
+    assert redact_text(text) == masked
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_num_batched_tokens=2048, hf_overrides={}, hf_token=None",
+        "GPU KV cache size: 1,024 tokens, Maximum concurrency for 512 tokens per request: 2.00x",
+        "tokens: 5, eos_token: '</s>'",
+        "see https://docs.vllm.ai/en/latest/configuration/serve_args.html @ noon",
+    ],
+)
+def test_redact_text_keeps_what_is_no_secret(text: str) -> None:
+    assert redact_text(text) == text
+
+
+@given(st.text())
+def test_redact_text_never_raises_and_is_stable(text: str) -> None:
+    once = redact_text(text)
+    assert redact_text(once) == once
+
+
+@given(st.text(alphabet="abcdefgABCDEFG0123456789", min_size=20, max_size=40))
+def test_redact_text_never_leaves_a_hugging_face_token(secret: str) -> None:
+    assert secret not in redact_text(f"x hf_{secret} y=hf_{secret}")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "server:\n  env:\n    HF_TOKEN: hf_abcdefghijklmnopqrstuv\n    A: 1\n",
+        "env: {HF_TOKEN: hf_abcdefghijklmnopqrstuv, A: 1}\n",
+        'env: {HF_TOKEN: "hf_abcdefghijklmnopqrstuv", A: 1}\n',
+        "env: {HF_TOKEN: 'hf_abcdefghijklmnopqrstuv'}\n",
+        "HF_TOKEN: hf_abcdefghijklmnopqrstuv",
+        "args: [hf_abcdefghijklmnopqrstuv, b]",
+        "proxy: http://me:secret@host/x\n",
+    ],
+)
+def test_redact_yaml_masks_and_stays_yaml(document):
+    masked = redact_yaml(document)
+    assert "abcdef" not in masked
+    assert "secret" not in masked
+    before, after = yaml.safe_load(document), yaml.safe_load(masked)
+    assert before.keys() == after.keys()
+    assert "***" in str(after)

@@ -1,0 +1,371 @@
+"""A server's life from launch to stop, with the stand-in for vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from tuner.engine.base import LaunchObserver, ProcessRecord
+from tuner.engine.vllm import LaunchTiming, VllmLauncher, check_model_folder, served_name
+from tuner.engine.vllm_server import VllmServer
+from tuner.errors import EnvironmentProblem
+from tuner.types import (
+    EngineConfig,
+    Failure,
+    FailureCause,
+    JsonValue,
+    Progress,
+    ServerSpec,
+    Stage,
+)
+
+FAKE = Path(__file__).parent / "fake_vllm.py"
+LOGS = Path(__file__).parent / "data" / "logs"
+SERVER = ServerSpec(("{python}", str(FAKE), "serve"), "org/tiny", {}, {}, 20.0)
+SMALL: dict[str, JsonValue] = {"max-model-len": 512, "kv-cache-memory-bytes": "8M"}
+TIMING = LaunchTiming(poll_s=0.05, decisive_grace_s=0.3, stop_grace_s=1.0)
+
+
+class Watch:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.records: list[ProcessRecord] = []
+        self.progress: list[Progress] = []
+
+    @property
+    def observer(self) -> LaunchObserver:
+        return LaunchObserver(self.records.append, self.progress.append)
+
+    @property
+    def alive(self) -> list[int]:
+        """Processes of the launches that still run."""
+        groups = {record.pgid for record in self.records}
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found += [process.pid] if os.getpgid(process.pid) in groups else []
+            except (psutil.Error, ProcessLookupError):
+                continue
+        return found
+
+
+@asynccontextmanager
+async def launched(
+    tmp_path: Path,
+    args: Mapping[str, JsonValue] = SMALL,
+    *,
+    server: ServerSpec = SERVER,
+    watch: Watch | None = None,
+    **env: str,
+) -> AsyncIterator[VllmServer | Failure]:
+    watch = watch or Watch()
+    launcher = VllmLauncher(server, timing=TIMING)
+    started = await launcher.launch(EngineConfig(args, env), tmp_path, watch.observer)
+    try:
+        yield started
+    finally:
+        if isinstance(started, VllmServer):
+            await started.stop()
+        assert not watch.alive
+
+
+def ready(started: VllmServer | Failure) -> VllmServer:
+    assert isinstance(started, VllmServer), started
+    return started
+
+
+def failed(started: VllmServer | Failure) -> Failure:
+    assert isinstance(started, Failure)
+    return started
+
+
+async def complete(server: VllmServer, count: int = 1) -> list[int]:
+    """Statuses of so many completions; 0 where the connection broke."""
+
+    async def one(session: aiohttp.ClientSession) -> int:
+        body = {"model": server.model_name, "prompt": "a b c", "max_tokens": 4}
+        try:
+            async with session.post(f"{server.base_url}/v1/completions", json=body) as response:
+                return response.status
+        except aiohttp.ClientError:
+            return 0
+
+    async with aiohttp.ClientSession() as session:
+        return [await one(session) for _ in range(count)]
+
+
+# --- a good life -----------------------------------------------------------------------
+
+
+async def test_launch_gives_a_server_that_serves(tmp_path: Path) -> None:
+    watch = Watch()
+    async with launched(tmp_path, watch=watch) as started:
+        server = ready(started)
+        assert await complete(server) == [200]
+        assert server.model_name == "org/tiny"
+        assert server.memory.vllm_version == "0.32.0"
+        assert server.memory.kv_cache_tokens == 2032
+        assert server.memory.max_model_len_tokens == 512
+        assert server.memory.max_concurrency == pytest.approx(3.97)
+        assert server.memory.weights_gib == 0.3
+        assert 0 < (server.memory.startup_s or 0) < 20
+        assert server.examine() is None
+        assert (server.device_use().host_peak_gib or 0) > 0
+    assert len(watch.records) == 1
+    assert {p.activity for p in watch.progress} == {"starting"}
+    assert watch.progress[0].detail == "starting Python and importing vLLM"
+
+
+async def test_launch_records_the_command_without_secrets(tmp_path: Path) -> None:
+    server = replace(SERVER, env={"HF_TOKEN": "hf_secret"})
+    args = {**SMALL, "max-num-seqs": 16}
+    async with launched(tmp_path, args, server=server, A="1") as started:
+        base_url = ready(started).base_url
+    record = json.loads((tmp_path / "launch.json").read_text())
+    assert record["command"][:4] == [sys.executable, str(FAKE), "serve", "org/tiny"]
+    assert record["command"][-2:] == ["--port", base_url.rpartition(":")[2]]
+    assert record["env"] == {"HF_TOKEN": "***", "A": "1"}
+    assert "hf_secret" not in (tmp_path / "launch.json").read_text()
+    assert "--max-num-seqs 16" in record["shell"]
+    assert "Application startup complete" in (tmp_path / "server.log").read_text()
+
+
+async def test_launch_waits_until_a_completion_works(tmp_path: Path) -> None:
+    async with launched(tmp_path, FAKE_VLLM_FAULT="slow_ready") as started:
+        server = ready(started)
+        assert (server.memory.startup_s or 0) > 0.7
+        assert await complete(server) == [200]
+
+
+async def test_launch_does_not_pass_an_api_key_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "key")
+    script = tmp_path / "show_env.py"
+    script.write_text("import os; print('KEY', os.environ.get('VLLM_API_KEY'), flush=True)")
+    server = replace(SERVER, command=("{python}", str(script), "serve"))
+    async with launched(tmp_path, server=server) as started:
+        failed(started)
+    assert "KEY None" in (tmp_path / "server.log").read_text()
+
+
+# --- starts that fail ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "fault", "cause", "exit_code"),
+    [
+        ({"kv-cache-memory-bytes": "4M"}, "", FailureCause.KV_TOO_SMALL, 1),
+        ({"kv-cache-memory-bytes": "1k"}, "", FailureCause.KV_NO_BLOCKS, 1),
+        ({"max-num-seqs": 4096, "max-num-batched-tokens": 64}, "", FailureCause.BAD_CONFIG, 1),
+        ({"max-num-seqs": 2048}, "", FailureCause.OOM_WARMUP, 1),
+        ({"no-such-flag": 1}, "", FailureCause.BAD_CONFIG, 2),
+        (SMALL, "oom_load", FailureCause.OOM_LOAD, 1),
+        (SMALL, "oom_profile", FailureCause.OOM_PROFILE, 1),
+        (SMALL, "killed", FailureCause.HOST_OOM, -9),
+        (SMALL, "model_missing", FailureCause.MODEL_NOT_FOUND, 1),
+        (SMALL, "port_in_use", FailureCause.PORT_IN_USE, 1),
+    ],
+)
+async def test_launch_says_why_a_start_fails(
+    tmp_path: Path,
+    args: dict[str, JsonValue],
+    fault: str,
+    cause: FailureCause,
+    exit_code: int,
+) -> None:
+    async with launched(tmp_path, args, FAKE_VLLM_FAULT=fault) as started:
+        failure = failed(started)
+    assert (failure.cause, failure.exit_code) == (cause, exit_code)
+    assert failure.log_path == tmp_path / "server.log"
+    assert failure.line
+    assert failure.excerpt
+
+
+async def test_launch_gives_the_numbers_of_a_kv_cache_that_is_too_small(tmp_path: Path) -> None:
+    args: dict[str, JsonValue] = {"kv-cache-memory-bytes": "4M", "max-model-len": 2048}
+    async with launched(tmp_path, args) as started:
+        failure = failed(started)
+    assert failure.stage is Stage.KV_ALLOCATION
+    assert failure.numbers["estimated_max_model_len_tokens"] == 1008
+    assert failure.memory.weights_gib == 0.3
+
+
+async def test_launch_gives_up_at_the_time_limit(tmp_path: Path) -> None:
+    server = replace(SERVER, startup_timeout_s=1.0)
+    begin_s = time.monotonic()
+    async with launched(tmp_path, server=server, FAKE_VLLM_FAULT="hang_start") as started:
+        failure = failed(started)
+    assert failure.cause is FailureCause.STARTUP_TIMEOUT
+    assert failure.stage is Stage.LOADING
+    assert failure.line == (
+        "not ready after 1 s, while loading the weights: /health: ClientConnectorError"
+    )
+    assert time.monotonic() - begin_s < 10
+
+
+async def test_launch_ends_a_server_that_says_it_failed_and_lingers(tmp_path: Path) -> None:
+    script = tmp_path / "lingers.py"
+    script.write_text(
+        "import time\n"
+        "print('ValueError: No available memory for the cache blocks.', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    server = replace(SERVER, command=("{python}", str(script), "serve"))
+    begin_s = time.monotonic()
+    async with launched(tmp_path, server=server) as started:
+        assert failed(started).cause is FailureCause.KV_NO_BLOCKS
+    assert time.monotonic() - begin_s < 10
+
+
+async def test_launch_classifies_a_real_log(tmp_path: Path) -> None:
+    log = str(LOGS / "cpu_0.32_kv_too_small.log")
+    async with launched(tmp_path, FAKE_VLLM_LOG=log) as started:
+        failure = failed(started)
+    assert failure.cause is FailureCause.KV_TOO_SMALL
+    assert failure.memory.vllm_version == "0.32.0"
+
+
+async def test_launch_fails_where_completions_are_refused(tmp_path: Path) -> None:
+    # The stand-in answers 400 when prompt and output do not fit the context.
+    async with launched(tmp_path, {**SMALL, "max-model-len": 2}) as started:
+        failure = failed(started)
+    assert failure.cause is FailureCause.UNSUPPORTED
+    assert "a completion is answered with 400" in failure.line
+
+
+# --- what the user has to mend ---------------------------------------------------------
+
+
+async def test_launch_refuses_a_command_that_is_not_there(tmp_path: Path) -> None:
+    server = replace(SERVER, command=("no-such-program-here", "serve"))
+    with pytest.raises(EnvironmentProblem, match="no-such-program-here"):
+        async with launched(tmp_path, server=server):
+            pass
+
+
+def test_check_model_folder_refuses_what_holds_no_model(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="is not there"):
+        check_model_folder(str(tmp_path / "none"))
+    with pytest.raises(EnvironmentProblem, match=r"has no config\.json"):
+        check_model_folder(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    check_model_folder(str(tmp_path))
+    check_model_folder("org/model")
+
+
+@pytest.mark.parametrize(
+    ("value", "name"), [(None, "org/tiny"), ("a", "a"), (["a", "b"], "a"), ([], "org/tiny")]
+)
+def test_served_name(value: JsonValue, name: str) -> None:
+    assert served_name(SERVER, EngineConfig({"served-model-name": value})) == name
+
+
+async def test_launch_uses_the_served_name(tmp_path: Path) -> None:
+    async with launched(tmp_path, {**SMALL, "served-model-name": ["a", "b"]}) as started:
+        assert await complete(ready(started)) == [200]
+        assert ready(started).model_name == "a"
+
+
+# --- death -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "exit_code"),
+    [
+        ("oom_under_load", FailureCause.OOM_RUNTIME, 0),
+        ("killed_under_load", FailureCause.HOST_OOM, -9),
+    ],
+)
+async def test_died_tells_of_a_death_under_load(
+    tmp_path: Path, fault: str, cause: FailureCause, exit_code: int
+) -> None:
+    async with launched(tmp_path, FAKE_VLLM_FAULT=fault) as started:
+        server = ready(started)
+        dying = asyncio.create_task(server.died())
+        await complete(server, 10)
+        failure = await asyncio.wait_for(dying, 10)
+        # Whether the engine's words or the process' end are seen first is chance.
+        assert failure.cause is cause
+        assert failure.exit_code in (exit_code, None)
+        assert failure.memory.kv_cache_tokens == 2032
+        assert server.examine() == failure
+
+
+async def test_died_tells_of_an_engine_that_dies_with_exit_code_0(tmp_path: Path) -> None:
+    async with launched(tmp_path, FAKE_VLLM_FAULT="die_after_ready_rc0") as started:
+        failure = await asyncio.wait_for(ready(started).died(), 10)
+    assert failure.cause is FailureCause.CRASH
+    assert "illegal memory access" in failure.line
+    assert failure.stage is Stage.READY
+
+
+async def test_died_tells_of_a_dead_engine_behind_a_living_process(tmp_path: Path) -> None:
+    async with launched(tmp_path, FAKE_VLLM_FAULT="engine_dead") as started:
+        failure = await asyncio.wait_for(ready(started).died(), 10)
+    assert failure.cause is FailureCause.CRASH
+    assert failure.exit_code is None
+
+
+async def test_died_is_not_called_by_stop(tmp_path: Path) -> None:
+    async with launched(tmp_path) as started:
+        server = ready(started)
+        dying = asyncio.create_task(server.died())
+        await server.stop()
+        await asyncio.sleep(0.1)
+        assert not dying.done()
+        dying.cancel()
+
+
+# --- nothing survives ------------------------------------------------------------------
+
+
+async def test_stop_ends_an_engine_that_ignores_signals(tmp_path: Path) -> None:
+    watch = Watch()
+    async with launched(
+        tmp_path, watch=watch, FAKE_VLLM_ENGINE="1", FAKE_VLLM_FAULT="ignore_term"
+    ) as started:
+        ready(started)
+        assert len(watch.alive) == 2
+    assert watch.alive == []
+
+
+async def test_launch_leaves_nothing_when_it_is_cancelled(tmp_path: Path) -> None:
+    watch, under_way = Watch(), asyncio.Event()
+    observer = LaunchObserver(watch.records.append, lambda _: under_way.set())
+    config = EngineConfig(SMALL, {"FAKE_VLLM_FAULT": "hang_start"})
+    launcher = VllmLauncher(SERVER, timing=TIMING)
+    launching = asyncio.create_task(launcher.launch(config, tmp_path, observer))
+    await under_way.wait()
+    launching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await launching
+    assert watch.alive == []
+
+
+async def test_launch_leaves_nothing_when_its_observer_fails(tmp_path: Path) -> None:
+    watch = Watch()
+
+    def refuse(record: ProcessRecord) -> None:
+        watch.records.append(record)
+        raise EnvironmentProblem("the disk is full")
+
+    launcher = VllmLauncher(SERVER, timing=TIMING)
+    with pytest.raises(EnvironmentProblem, match="the disk is full"):
+        await launcher.launch(
+            EngineConfig(SMALL), tmp_path, LaunchObserver(refuse, watch.progress.append)
+        )
+    assert watch.alive == []
