@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tuner.expressions import ExpressionError, parse
 from tuner.types import JsonValue
+
+RELAXED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no failure."""
+
 
 KNOWN = [
     "max-num-seqs",
@@ -213,19 +217,20 @@ def test_parse_bounds_size_and_depth(text: str) -> None:
         parse(text, KNOWN)
 
 
+@RELAXED
 @given(st.text(alphabet=st.sampled_from("ab12.,()<>=!+-*/%'\" \n_&|^~@[]{}:\\orandt"), max_size=60))
 def test_parse_of_any_text_gives_an_expression_or_its_error(text: str) -> None:
     try:
         expression = parse(text, ["a", "b", "a-b", "t"])
-    except ExpressionError as error:
-        assert str(error)
-    else:
-        for value in (None, 0, 1.5, True, "x", [1]):
-            assert expression.holds(dict.fromkeys(expression.names, value)) in (True, False)
+    except ExpressionError:
+        return
+    for value in (None, 0, 1.5, True, "x", [1]):
+        assert expression.holds(dict.fromkeys(expression.names, value)) in (True, False)
 
 
+@RELAXED
 @given(st.integers(-50, 50), st.integers(-50, 50), st.integers(1, 50))
 def test_holds_agrees_with_python(a: int, b: int, c: int) -> None:
     text = "a + b * c - 3 <= (a - b) // c or a % c > b and not a == b"
-    expected = a + b * c - 3 <= (a - b) // c or (a % c > b and not a == b)
+    expected = a + b * c - 3 <= (a - b) // c or (a % c > b and a != b)
     assert parse(text, ["a", "b", "c"]).holds({"a": a, "b": b, "c": c}) is expected

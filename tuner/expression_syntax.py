@@ -148,7 +148,7 @@ def _name_token(written: str, known: frozenset[str], names: dict[str, str]) -> t
             f"If a difference is meant, put spaces around the minus: "
             f"`{written[:cut]} - {rest[1:]}`.",
         )
-    raise ExpressionError(f"unknown name `{name}`", _unknown_hint(name, known))
+    raise ExpressionError(f"unknown name `{written}`", _unknown_hint(name, known))
 
 
 def _unknown_hint(name: str, known: frozenset[str]) -> str:

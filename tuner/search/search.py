@@ -54,7 +54,6 @@ class Search:
     def __init__(
         self, space: Space, spec: SearchSpec, *, seen: int, budget_trials: int | None
     ) -> None:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space = space
         self._knobs = tuple(space.knobs.values())
         self.sampler_kind = resolve(spec.sampler, self._knobs, budget_trials)

@@ -117,7 +117,8 @@ def read(text: str, path: Path) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
-        raise InputError(f"{path}:{line}: not valid YAML: {error.problem}", _hint(error)) from None
+        problem = (error.problem or "").removeprefix("but ")
+        raise InputError(f"{path}:{line}: not valid YAML: {problem}", _hint(error)) from None
     if tree is None:
         raise InputError(f"{path}:1: the file is empty", "See search_spaces/ for examples.")
     root = _Builder(path).build(tree, 1, 0)

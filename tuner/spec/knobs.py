@@ -101,7 +101,7 @@ def _choice(document: Document, name: str, node: Node) -> Choice:
         identity = json_identity(value)
         if identity in seen:
             raise document.error(
-                item, f"`{name}` has the choice {json.dumps(value)} twice", "Delete one."
+                item, f"`{name}` has the choice {json.dumps(value)[:60]} twice", "Delete one."
             )
         seen.add(identity)
         choices.append(value)

@@ -1,0 +1,408 @@
+"""The whole program on a stand-in server: commands, output, exit codes, Ctrl-C and kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from tuner.cli import main
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+SPACE = {
+    "study": "fake",
+    "server": {"command": ["{python}", str(FAKE), "serve"], "model": "./model"},
+    "search_space": {
+        "kv-cache-memory-bytes": ["1MiB", "4MiB"],
+        "max-num-seqs": {"low": 2, "high": 64, "log": True},
+        "max-model-len": [256, 512],
+    },
+    "reference": {"kv-cache-memory-bytes": "4MiB", "max-model-len": 512},
+    "workload": {
+        "kind": "synthetic",
+        "input_tokens": 32,
+        "output_tokens": {"mean": 40, "stdev": 10, "min": 8, "max": 80},
+        "requests": 20,
+        "concurrency": 20,
+        "warmup": 2,
+    },
+    "budget": {"trials": 5},
+}
+
+
+@pytest.fixture
+def space(in_tmp):
+    """A function that writes a space file with some sections changed."""
+    (in_tmp / "model").mkdir()
+    (in_tmp / "model" / "config.json").write_text("{}")
+
+    def write(**changes):
+        document = {**SPACE, **changes}
+        Path("space.yaml").write_text(yaml.safe_dump(document))
+        return "space.yaml"
+
+    return write
+
+
+def call(*arguments):
+    """Run a command in this process; its exit code."""
+    try:
+        main(arguments)
+    except SystemExit as leaving:
+        return int(leaving.code or 0)
+    return 0
+
+
+def server(**env):
+    return {**SPACE["server"], "env": env}
+
+
+def status(study, capsys):
+    capsys.readouterr()
+    assert call("status", study, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def start(*arguments):
+    """Run a command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tuner.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def until(condition, limit_s=30.0):
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if (result := condition()) is not None:
+            return result
+        time.sleep(0.05)
+    raise AssertionError(f"not within {limit_s} s")
+
+
+def servers(model):
+    """Processes of servers on this test's model."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(FAKE) in process.cmdline() and process.cwd() == str(
+                Path(model).resolve().parent
+            ):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+# --- a study from beginning to end -------------------------------------------------------
+
+
+def test_run_ends_with_a_configuration_to_deploy(space, capsys):
+    assert call("run", space()) == 0
+    out = capsys.readouterr().out
+    assert "trial 1/5" in out
+    assert "reference" in out
+    assert "best.yaml" in out
+    document = status("fake", capsys)
+    assert document["state"] == "finished"
+    assert len(document["trials"]) == 5
+    assert document["default"]["number"] == 0
+    assert document["best"]["score"] == max(t["score"] for t in document["trials"])
+    gain = document["best"]["score"] / document["default"]["score"] - 1
+    assert document["gain"] == pytest.approx(gain)
+    best = yaml.safe_load(Path("studies/fake/best.yaml").read_text())
+    assert best["model"] == "./model"
+    for name, value in document["best"]["params"].items():
+        assert best[name] == value
+
+
+def test_run_gives_every_trial_a_score_or_a_named_failure(space, capsys):
+    assert call("run", space(), "--trials", "8") == 0
+    trials = status("fake", capsys)["trials"]
+    failed = [t for t in trials if t["failure"]]
+    assert {t["failure"] for t in failed} == {"kv_too_small"}
+    assert all(t["state"] == "infeasible" and t["score"] == 0 for t in failed)
+    assert all(t["output_throughput"] > 0 for t in trials if not t["failure"])
+    assert any(t["preemptions"] > 0 for t in trials if not t["failure"])
+
+
+def test_run_again_goes_on_and_measures_nothing_twice(space, capsys):
+    assert call("run", space(), "--trials", "3") == 0
+    first = status("fake", capsys)["trials"]
+    assert call("run", space(), "--trials", "6") == 0
+    second = status("fake", capsys)["trials"]
+    assert second[:3] == first
+    assert len(second) == 6
+    params = [json.dumps(t["params"], sort_keys=True) for t in second]
+    assert len(set(params)) == 6
+
+
+def test_run_keeps_within_its_time(space, capsys):
+    assert call("run", space(), "--trials", "500", "--time-budget", "2s") == 0
+    document = status("fake", capsys)
+    assert 1 <= document["finished_trials"] < 20
+    assert document["budget"]["time_spent_s"] < 10
+
+
+def test_run_writes_into_another_database_and_study(space, capsys):
+    url = f"sqlite:///{Path('elsewhere.db').resolve()}"
+    assert call("run", space(), "--trials", "2", "--study", "mine", "--storage", url) == 0
+    assert status(url, capsys)["study"] == "mine"
+    assert call("run", space(), "--trials", "1", "--study", "second", "--storage", url) == 0
+    assert call("status", url) == 2
+    assert "--study" in capsys.readouterr().err
+    assert call("status", url, "--study", "mine") == 0
+
+
+def test_run_refuses_to_mix_what_cannot_be_compared(space, capsys):
+    assert call("run", space(), "--trials", "1") == 0
+    changed = {**SPACE["workload"], "requests": 21}
+    assert call("run", space(workload=changed), "--trials", "2") == 2
+    error = capsys.readouterr().err
+    assert "workload.requests: 20 -> 21" in error
+    assert "--study" in error
+    assert call("run", space(budget={"trials": 2}, search={"sampler": "random"})) == 0
+
+
+def test_run_again_after_the_best_file_was_lost_writes_it_again(space):
+    assert call("run", space(), "--trials", "2") == 0
+    Path("studies/fake/best.yaml").unlink()
+    assert call("run", space(), "--trials", "2") == 0
+    assert Path("studies/fake/best.yaml").is_file()
+
+
+# --- what can go wrong -------------------------------------------------------------------
+
+
+def test_run_with_nothing_that_works_is_exit_4(space, capsys):
+    tight = {"max-model-len": [512], "kv-cache-memory-bytes": ["1MiB"]}
+    reference = {"max-model-len": 512, "kv-cache-memory-bytes": "1MiB"}
+    assert call("run", space(search_space=tight, reference=reference)) == 4
+    captured = capsys.readouterr()
+    assert "no configuration" in captured.err
+    assert status("fake", capsys)["best"] is None
+    assert call("export", "fake") == 4
+
+
+def test_run_survives_a_server_that_dies_under_load(space, capsys):
+    assert call("run", space(server=server(FAKE_VLLM_FAULT="oom_under_load"))) == 4
+    trials = status("fake", capsys)["trials"]
+    assert {t["failure"] for t in trials} <= {"oom_runtime", "kv_too_small"}
+    assert trials[0]["failure"] == "oom_runtime"
+    assert servers("model") == []
+
+
+def test_run_survives_a_server_that_ignores_term(space, capsys):
+    faulty = server(FAKE_VLLM_FAULT="ignore_term", FAKE_VLLM_ENGINE="1")
+    started = time.monotonic()
+    assert call("run", space(server=faulty), "--trials", "1") == 0
+    assert time.monotonic() - started < 30
+    assert servers("model") == []
+
+
+def test_run_stops_at_a_failure_of_the_environment_and_goes_on_when_mended(space, capsys):
+    assert call("run", space(server=server(FAKE_VLLM_FAULT="model_missing"))) == 3
+    assert "model_not_found" in capsys.readouterr().err
+    assert status("fake", capsys)["finished_trials"] == 0
+    assert call("run", space()) == 0
+
+
+def test_run_ends_a_start_that_takes_too_long(space, capsys):
+    hanging = {**server(FAKE_VLLM_FAULT="hang_start"), "startup_timeout": "2s"}
+    assert call("run", space(server=hanging), "--trials", "1") == 4
+    assert status("fake", capsys)["trials"][0]["failure"] == "startup_timeout"
+    assert servers("model") == []
+
+
+def test_run_counts_requests_that_are_too_long_as_lost(space, capsys):
+    long_outputs = {**SPACE["workload"], "output_tokens": 240}
+    knobs = {"max-model-len": [256], "max-num-seqs": {"low": 2, "high": 64}}
+    reference = {"max-model-len": 512}
+    file = space(
+        workload=long_outputs,
+        search_space=knobs,
+        reference=reference,
+        server={**SPACE["server"], "args": {"kv-cache-memory-bytes": "16MiB"}},
+    )
+    assert call("check", file) == 0
+    assert "20 of 20 requests are longer" in capsys.readouterr().out
+    assert call("run", file, "--trials", "2") == 0
+    document = status("fake", capsys)
+    assert document["best"]["reference"]
+    assert document["trials"][1]["state"] == "infeasible"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["run", "missing.yaml"], 2, "missing.yaml"),
+        (["run", "."], 2, "."),
+        (["check", "missing.yaml"], 2, "missing.yaml"),
+        (["status", "nothing"], 2, "nothing"),
+        (["status", "sqlite:///missing.db"], 2, "missing.db"),
+        (["export", "nothing"], 2, "nothing"),
+        (["show", "nothing", "1"], 2, "nothing"),
+        (["run", "space.yaml", "--trials", "0"], 2, "--trials"),
+        (["run", "space.yaml", "--time-budget", "soon"], 2, "soon"),
+        (["run", "space.yaml", "--time-budget", "0s"], 2, "no time"),
+        (["run", "space.yaml", "--study", "../up"], 2, "../up"),
+        (["run", "space.yaml", "--storage", "nonsense"], 2, "nonsense"),
+        (["run", "space.yaml", "--seed", "-1"], 2, "--seed"),
+        (["nonsense"], 2, "nonsense"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_2(space, capsys, arguments, code, told):
+    space()
+    assert call(*arguments) == code
+    captured = capsys.readouterr()
+    assert told in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_run_without_vllm_is_exit_3_and_check_says_what_it_could_not_do(space, capsys):
+    no_vllm = {"command": ["no-such-vllm", "serve"], "model": "./model"}
+    file = space(server=no_vllm)
+    assert call("run", file) == 3
+    assert "no-such-vllm" in capsys.readouterr().err
+    assert call("check", file, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["checked_against_vllm"] is False
+    assert "no-such-vllm" in document["unchecked_because"]
+    assert document["points"] == 2 * 63 * 2
+
+
+# --- stopping and resuming ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_stopped_by_a_signal_keeps_what_it_has(space, capsys, number):
+    slow = server(FAKE_VLLM_STEP_S="0.1", FAKE_VLLM_ENGINE="1")
+    tuner = start("run", space(server={**slow, "args": {"max-num-seqs": 64}} | {}, search_space={
+        "kv-cache-memory-bytes": ["1MiB", "4MiB"], "max-model-len": [256, 512],
+    }))  # fmt: skip
+    until(lambda: servers("model") or None)
+    time.sleep(1.0)
+    tuner.send_signal(number)
+    out, _ = tuner.communicate(timeout=60)
+    assert tuner.returncode == 130, out
+    assert "Traceback" not in out
+    assert servers("model") == []
+    document = status("fake", capsys)
+    assert document["state"] == "stopped"
+    assert [t["state"] for t in document["trials"]][-2:] == ["interrupted", "waiting"]
+
+
+def test_run_killed_leaves_no_server_and_resumes(space, capsys):
+    slow = server(FAKE_VLLM_STEP_S="0.05", FAKE_VLLM_ENGINE="1", FAKE_VLLM_FAULT="ignore_term")
+    file = space(server=slow)
+    tuner = start("run", file, "--trials", "3")
+    until(lambda: servers("model") or None)
+    time.sleep(1.0)
+    tuner.kill()
+    tuner.wait(30)
+    until(lambda: True if not servers("model") else None)
+    before = status("fake", capsys)
+    assert before["state"] == "stopped"
+    assert before["trials"][-1]["state"] == "running"
+    assert call("run", file, "--trials", "2") == 0
+    after = status("fake", capsys)
+    states = [t["state"] for t in after["trials"]]
+    assert states.count("interrupted") == 1
+    assert after["finished_trials"] == 2
+    assert "running" not in states
+
+
+def test_second_tuner_on_one_study_is_turned_away(space, capsys):
+    file = space(server=server(FAKE_VLLM_STEP_S="0.1"))
+    first = start("run", file)
+    try:
+        until(lambda: servers("model") or None)
+        assert call("run", file) == 3
+        assert f"process {first.pid}" in capsys.readouterr().err
+        assert status("fake", capsys)["state"] == "running"
+    finally:
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=60)
+
+
+# --- the other commands ------------------------------------------------------------------
+
+
+def test_show_tells_all_of_a_trial(space, capsys):
+    assert call("run", space(), "--trials", "3") == 0
+    capsys.readouterr()
+    assert call("show", "fake", "0") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    for words in ("parameters", "command", "TTFT", "preemptions", "KV cache tokens", "server.log"):
+        assert words in out
+    assert call("show", "fake", "0", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["measurement"]["served"] == 20
+    assert document["measurement"]["memory"]["kv_cache_tokens"] > 0
+    assert Path(document["log"]).is_file()
+    assert call("show", "fake", "99") == 2
+
+
+def test_status_of_a_failed_trial_names_its_cause(space, capsys):
+    assert call("run", space(), "--trials", "8") == 0
+    document = status("fake", capsys)
+    failed = next(t for t in document["trials"] if t["failure"])
+    assert call("status", "fake") == 0
+    assert "kv_too_small" in capsys.readouterr().out
+    assert call("show", "fake", str(failed["number"])) == 0
+    assert "To serve at least one request" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("form", ["yaml", "shell", "json"])
+def test_export_writes_a_file_or_stdout(space, capsys, form):
+    assert call("run", space(), "--trials", "2") == 0
+    capsys.readouterr()
+    assert call("export", "fake", "--format", form) == 0
+    text = capsys.readouterr().out
+    assert call("export", "fake", "--format", form, "-o", "out.txt") == 0
+    assert Path("out.txt").read_text() == text
+    assert "max-num-seqs" in text or "reference" in text
+
+
+def test_export_into_a_missing_folder_is_exit_3(space, capsys):
+    assert call("run", space(), "--trials", "1") == 0
+    assert call("export", "fake", "-o", "no/such/folder/x") == 3
+    assert "no/such/folder/x" in capsys.readouterr().err
+
+
+def test_secrets_are_written_nowhere(space, capsys):
+    secret = "hf_abcdefghijklmnopqrstuvwxyzabcdefgh"
+    assert call("run", space(server=server(HF_TOKEN=secret)), "--trials", "2") == 0
+    capsys.readouterr()
+    for arguments in (["status", "fake", "--json"], ["show", "fake", "0"], ["export", "fake"]):
+        assert call(*arguments) == 0
+        assert secret not in capsys.readouterr().out
+    for path in Path("studies").rglob("*"):
+        assert path.is_dir() or secret.encode() not in path.read_bytes(), path
+
+
+def test_version_names_what_matters(capsys):
+    assert call("version") == 0
+    out = capsys.readouterr().out
+    assert "tuner " in out
+    assert "optuna 5" in out
+
+
+def test_output_cut_off_by_its_reader_is_no_error(space):
+    assert call("run", space(), "--trials", "1") == 0
+    script = f"{sys.executable} -m tuner.cli status fake --json | head -c 1 > /dev/null"
+    ran = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {script}"], capture_output=True, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,236 @@
+"""The loop of a study, with made-up outcomes in place of server lives."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from builders import measurement, study_spec
+
+from tuner.engine.base import ConfigAnswer
+from tuner.errors import EnvironmentProblem, Interrupted, NoResult
+from tuner.records import TrialState
+from tuner.stopping import Ending
+from tuner.storage import StudyLocation, StudyStore
+from tuner.study import Bench, StudyLoop
+from tuner.types import (
+    BudgetSpec,
+    Choice,
+    Failure,
+    FailureCause,
+    IntRange,
+    Stage,
+)
+
+KNOBS = (IntRange("max-num-seqs", 1, 8), Choice("kv-cache-dtype", ("auto", "fp8")))
+SMALL_KV = Failure(FailureCause.KV_TOO_SMALL, Stage.KV_ALLOCATION, "To serve at least one ...")
+NO_MODEL = Failure(FailureCause.MODEL_NOT_FOUND, Stage.LOADING, "Repo id must be in the form")
+PORT = Failure(FailureCause.PORT_IN_USE, Stage.LAUNCH, "[Errno 98] Address already in use")
+ACCEPTED = ConfigAnswer(accepted=True)
+
+
+class Listening:
+    def __init__(self):
+        self.notices, self.started, self.finished = [], [], []
+
+    def notice(self, text):
+        self.notices.append(text)
+
+    def progress(self, progress):
+        pass
+
+    def trial_started(self, suggestion, study):
+        self.started.append(suggestion)
+
+    def trial_finished(self, trial, study):
+        self.finished.append(trial)
+
+
+class Answering:
+    """vLLM's own check: refuses what `refuses` says, and resolves a default."""
+
+    def __init__(self, refuses=lambda config: False):
+        self.refuses = refuses
+
+    async def check(self, config):
+        if self.refuses(config):
+            return ConfigAnswer(
+                accepted=False, error="must be greater", cause=FailureCause.BAD_CONFIG
+            )
+        return ConfigAnswer(accepted=True, resolved={"max-num-seqs": 8, "kv-cache-dtype": "auto"})
+
+
+class Naming:
+    def command_line(self, config, port):
+        return ["vllm", "serve", "--port", str(port)]
+
+
+class Rig:
+    """A study on a database in the current directory; `outcome` answers each launch."""
+
+    def __init__(self, monkeypatch, outcome, *, check=None, spec=None):
+        self.spec = spec or study_spec(search_space=KNOBS, budget=BudgetSpec(6, None))
+        self.listener = Listening()
+        self.launched = []
+        self.check = check or Answering()
+
+        async def evaluate(launcher, config, workload, prepare, trial_dir, observer):
+            assert trial_dir.is_dir()
+            self.launched.append(config)
+            result = outcome(config, len(self.launched))
+            return await result if asyncio.iscoroutine(result) else result
+
+        monkeypatch.setattr("tuner.study.evaluate", evaluate)
+
+    def run(self):
+        store = StudyStore.open_for_writing(StudyLocation.of(self.spec.name))
+        try:
+            store.bind(self.spec, {}, {})
+            bench = Bench(Naming(), self.check, prepare=None)
+            return asyncio.run(StudyLoop(self.spec, store, bench, self.listener).run())
+        finally:
+            store.close()
+
+    def read(self):
+        return StudyStore.open(StudyLocation.of(self.spec.name)).read(lambda *_: self.spec)
+
+
+def by_seqs(config, _launch):
+    return measurement(throughput=100.0 * config.args.get("max-num-seqs", 3))
+
+
+def test_run_measures_the_reference_first_and_ends_at_the_budget(in_tmp, monkeypatch):
+    rig = Rig(monkeypatch, by_seqs)
+    assert rig.run() is Ending.TRIALS
+    assert [t.state for t in rig.read().trials] == [TrialState.MEASURED] * 6
+    assert "max-num-seqs" not in rig.launched[0].args
+    assert rig.read().reference.number == 0
+    assert rig.read().reference.score == pytest.approx(300.0)
+
+
+def test_run_ends_when_every_point_was_measured(in_tmp, monkeypatch):
+    spec = study_spec(search_space=KNOBS, budget=BudgetSpec(100, None))
+    rig = Rig(monkeypatch, by_seqs, spec=spec)
+    assert rig.run() is Ending.EXHAUSTED
+    assert len(rig.launched) == 1 + 16
+    assert len({config.digest for config in rig.launched}) == 17
+    assert rig.read().best.score == pytest.approx(800.0)
+    assert rig.read().gain == pytest.approx(800 / 300 - 1)
+
+
+def test_run_tells_a_failed_reference_and_goes_on(in_tmp, monkeypatch):
+    rig = Rig(
+        monkeypatch,
+        lambda config, launch: SMALL_KV if launch == 1 else by_seqs(config, launch),
+    )
+    rig.run()
+    study = rig.read()
+    assert study.reference.failure.cause is FailureCause.KV_TOO_SMALL
+    assert study.best is not None
+    assert study.gain is None
+
+
+def test_run_keeps_failures_from_winning(in_tmp, monkeypatch):
+    rig = Rig(
+        monkeypatch,
+        lambda config, launch: (
+            SMALL_KV if config.args.get("max-num-seqs", 0) > 4 else by_seqs(config, 1)
+        ),
+        spec=study_spec(search_space=KNOBS, budget=BudgetSpec(12, None)),
+    )
+    rig.run()
+    study = rig.read()
+    assert study.best.failure is None
+    assert {t.state for t in study.trials} == {TrialState.MEASURED, TrialState.INFEASIBLE}
+
+
+def test_run_stops_at_an_environment_failure_and_keeps_the_configuration(in_tmp, monkeypatch):
+    rig = Rig(monkeypatch, lambda config, launch: NO_MODEL if launch == 3 else by_seqs(config, 1))
+    with pytest.raises(EnvironmentProblem, match="model_not_found"):
+        rig.run()
+    study = rig.read()
+    assert study.trials[2].state is TrialState.ABORTED
+    assert study.trials[3].state is TrialState.WAITING
+    assert study.trials[3].params == study.trials[2].params
+    assert study.finished_trials == 2
+    again = Rig(monkeypatch, by_seqs)
+    assert again.run() is Ending.TRIALS
+    assert again.launched[0] == rig.launched[2]
+
+
+def test_run_tries_a_taken_port_once_more(in_tmp, monkeypatch):
+    rig = Rig(monkeypatch, lambda config, launch: PORT if launch == 2 else by_seqs(config, 1))
+    assert rig.run() is Ending.TRIALS
+    assert rig.launched[1] == rig.launched[2]
+    assert any("once more" in notice for notice in rig.listener.notices)
+
+
+def test_run_gives_up_where_the_port_stays_taken(in_tmp, monkeypatch):
+    rig = Rig(monkeypatch, lambda config, launch: PORT)
+    with pytest.raises(EnvironmentProblem, match="Address already in use"):
+        rig.run()
+    assert len(rig.launched) == 2
+
+
+def test_run_never_launches_what_vllm_refuses(in_tmp, monkeypatch):
+    check = Answering(lambda config: config.args.get("max-num-seqs", 0) > 4)
+    rig = Rig(
+        monkeypatch,
+        by_seqs,
+        check=check,
+        spec=study_spec(search_space=KNOBS, budget=BudgetSpec(100, None)),
+    )
+    assert rig.run() is Ending.EXHAUSTED
+    assert len(rig.launched) == 1 + 8
+    assert all(config.args.get("max-num-seqs", 0) <= 4 for config in rig.launched)
+
+
+def test_run_records_a_refused_reference_without_a_launch(in_tmp, monkeypatch):
+    check = Answering(lambda config: "max-num-seqs" not in config.args)
+    rig = Rig(monkeypatch, by_seqs, check=check)
+    rig.run()
+    assert rig.read().reference.failure.cause is FailureCause.BAD_CONFIG
+    assert all("max-num-seqs" in config.args for config in rig.launched)
+
+
+def test_run_says_when_vllm_refuses_everything(in_tmp, monkeypatch):
+    rig = Rig(
+        monkeypatch,
+        by_seqs,
+        check=Answering(lambda config: True),
+        spec=study_spec(search_space=(IntRange("max-num-seqs", 1, 100_000),)),
+    )
+    with pytest.raises(NoResult, match="must be greater"):
+        rig.run()
+
+
+def test_interruption_marks_the_trial_and_resume_runs_it_again(in_tmp, monkeypatch):
+    async def never():
+        asyncio.get_running_loop().call_later(0.05, asyncio.current_task().cancel)
+        await asyncio.sleep(60)
+
+    rig = Rig(monkeypatch, lambda config, launch: never() if launch == 3 else by_seqs(config, 1))
+    with pytest.raises(Interrupted):
+        rig.run()
+    assert rig.read().trials[2].state is TrialState.INTERRUPTED
+    again = Rig(monkeypatch, by_seqs)
+    assert again.run() is Ending.TRIALS
+    assert again.launched[0] == rig.launched[2]
+    assert again.read().finished_trials == 6
+
+
+def test_resume_measures_nothing_twice(in_tmp, monkeypatch):
+    first = Rig(monkeypatch, by_seqs)
+    first.run()
+    spec = study_spec(search_space=KNOBS, budget=BudgetSpec(100, None))
+    second = Rig(monkeypatch, by_seqs, spec=spec)
+    assert second.run() is Ending.EXHAUSTED
+    launched = [config.digest for config in (*first.launched, *second.launched)]
+    assert len(launched) == len(set(launched)) == 17
+
+
+def test_resume_of_a_finished_study_launches_nothing(in_tmp, monkeypatch):
+    Rig(monkeypatch, by_seqs).run()
+    again = Rig(monkeypatch, by_seqs)
+    assert again.run() is Ending.TRIALS
+    assert again.launched == []

@@ -1,0 +1,235 @@
+"""The command line: parse, call, print, exit code. Heavy imports live inside the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from tuner.errors import ExitCode, InputError, Interrupted, TunerError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tuner.records import StudyRecord
+    from tuner.report.console import ConsoleListener
+    from tuner.types import JsonValue
+
+
+class _Commands(TyperGroup):
+    """Turns what a command raises into one message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TunerError as error:
+            _fail(error)
+        except (Interrupted, KeyboardInterrupt):
+            sys.exit(ExitCode.INTERRUPTED)
+        except BrokenPipeError:
+            # The reader of our output has gone (`tuner status x | head`); nothing to say.
+            sys.stderr.close()
+            sys.exit(ExitCode.OK)
+
+
+def _fail(error: TunerError) -> NoReturn:
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  {error.hint}", file=sys.stderr)
+    sys.exit(error.exit_code)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="tuner",
+    help="Search the memory and scheduling settings of a vLLM server by running it.\n\n"
+    "Exit codes: 0 fine, 2 the input, 3 the environment, 4 no configuration worked, "
+    "130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Space = Annotated[Path, typer.Argument(metavar="SPACE", help="The space file (YAML).")]
+Study = Annotated[
+    str,
+    typer.Argument(
+        metavar="STUDY", help="A name under studies/, a study's directory, or a storage URL."
+    ),
+]
+StudyName = Annotated[
+    str | None,
+    typer.Option("--study", help="The study's name, instead of the space file's."),
+]
+InUrl = Annotated[
+    str | None,
+    typer.Option("--study", help="Which study, where a storage URL holds several."),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@app.command()
+def check(space: Space, as_json: Json = False) -> None:
+    """Validate a space file and show what it means; starts no server."""
+    from tuner.checking import check_space
+    from tuner.report.check import check_document, print_check
+
+    with _listener() as listener:
+        findings = check_space(space, listener)
+    if as_json:
+        _print_json(check_document(findings))
+    else:
+        print_check(_console(), findings)
+
+
+@app.command()
+def run(
+    space: Space,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="Finished trials at which to stop, instead of budget.trials."),
+    ] = None,
+    time_budget: Annotated[
+        str | None,
+        typer.Option(metavar="D", help="Time in trials, such as 90m, instead of budget.time."),
+    ] = None,
+    study: StudyName = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Database of the study (SQLAlchemy URL)."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed of the search, instead of search.seed."),
+    ] = None,
+) -> None:
+    """Tune a vLLM server; goes on where an earlier run of the study stopped."""
+    from tuner.running import RunOptions, run_study
+
+    options = RunOptions(trials, time_budget, study, storage, seed)
+    run_study(space, options, _console())
+
+
+@app.command()
+def status(study: Study, name: InUrl = None, as_json: Json = False) -> None:
+    """Show where a study stands: its trials, the best, the gain over the reference."""
+    from tuner.report.console import print_status
+    from tuner.report.documents import status_document
+
+    record = _read(study, name)
+    if as_json:
+        _print_json(status_document(record))
+    else:
+        print_status(_console(), record)
+
+
+@app.command()
+def show(
+    study: Study,
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, help="Its number.")],
+    name: InUrl = None,
+    as_json: Json = False,
+) -> None:
+    """Show one trial: parameters, command line, measurement, memory facts, its log."""
+    from tuner.report.documents import trial_document
+    from tuner.report.trial import print_trial
+
+    record = _read(study, name)
+    found = next((t for t in record.trials if t.number == trial), None)
+    if found is None:
+        raise InputError(
+            f"the study {record.name!r} has no trial {trial}",
+            f"`tuner status {study}` lists them",
+        )
+    if as_json:
+        _print_json(trial_document(found))
+    else:
+        print_trial(_console(), found)
+
+
+@app.command()
+def export(
+    study: Study,
+    form: Annotated[
+        str, typer.Option("--format", help="yaml (for `vllm serve --config`), shell or json.")
+    ] = "yaml",
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write here, not to stdout."),
+    ] = None,
+    name: InUrl = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """Hand out the best configuration, checked by the installed vLLM's own parser."""
+    from tuner.exporting import export_study
+
+    with _listener() as listener:
+        text = export_study(_read(study, name), "json" if as_json else form, listener)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        _write(output, text)
+        _note(f"wrote {output}")
+
+
+@app.command()
+def version() -> None:
+    """Show the versions of the tuner and of what it stands on."""
+    from tuner.versions import versions
+
+    for part, number in versions().items():
+        print(f"{part} {number}")
+
+
+def _read(study: str, name: str | None) -> StudyRecord:
+    from tuner import spec
+    from tuner.storage import StudyStore, find
+
+    return StudyStore.open(find(study, name)).read(spec.parse)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _listener() -> ConsoleListener:
+    """Progress and notices on stderr, so that stdout holds the result alone."""
+    from rich.console import Console
+
+    from tuner.report.console import ConsoleListener
+
+    return ConsoleListener(Console(stderr=True))
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _print_json(document: JsonValue) -> None:
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _write(path: Path, text: str) -> None:
+    from tuner.errors import EnvironmentProblem
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise EnvironmentProblem(f"{path} cannot be written: {error.strerror}") from error
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the command `tuner`."""
+    app(arguments)
+
+
+if __name__ == "__main__":
+    main()

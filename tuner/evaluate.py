@@ -1,0 +1,141 @@
+"""One server life: start, warm up, measure, stop. No Optuna, no study, no global state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tuner.engine.base import Launcher, LaunchObserver, ProgressSink, Server
+from tuner.load.client import LoadClient
+from tuner.load.driver import drive, warm_up
+from tuner.load.workload import TokenizeError, Tokenizer, Workload
+from tuner.metrics.scrape import CounterReset, MetricsWatcher, ScrapeError
+from tuner.metrics.serving import summarise
+from tuner.types import (
+    EngineConfig,
+    Failure,
+    FailureCause,
+    Measurement,
+    Outcome,
+    RequestRecord,
+    ServerCounters,
+    Stage,
+    WorkloadSpec,
+)
+
+DEATH_NOTICE_S = 5.0
+"""How long broken requests wait for the news that the server died: on vLLM 0.32 the streams
+break up to 1.3 s before the process is gone."""
+
+PrepareWorkload = Callable[[Tokenizer], Awaitable[Workload]]
+
+
+async def evaluate(
+    launcher: Launcher,
+    config: EngineConfig,
+    spec: WorkloadSpec,
+    prepare: PrepareWorkload,
+    trial_dir: Path,
+    observer: LaunchObserver,
+) -> Outcome:
+    """Start a server with `config`, measure it under the workload, end it.
+
+    Args:
+        prepare: gives the requests, the same in every call; it may ask the server's tokenizer.
+        trial_dir: exists; logs are written there.
+
+    Raises:
+        EnvironmentProblem: the command cannot be started, or the server cannot be ended.
+        InputError: the workload cannot be made with this model.
+    """
+    started = await launcher.launch(config, trial_dir, observer)
+    if isinstance(started, Failure):
+        return started
+    try:
+        return await _measure_unless_dead(started, spec, prepare, observer.on_progress)
+    finally:
+        await started.stop()
+
+
+async def _measure_unless_dead(
+    server: Server, spec: WorkloadSpec, prepare: PrepareWorkload, on_progress: ProgressSink
+) -> Outcome:
+    """Race the measurement against the server's death; requests end before the server does."""
+    measuring = asyncio.create_task(_measure(server, spec, prepare, on_progress))
+    dying = asyncio.create_task(server.died())
+    try:
+        await asyncio.wait({measuring, dying}, return_when=asyncio.FIRST_COMPLETED)
+        if not dying.done():
+            outcome = await measuring
+            if isinstance(outcome, Measurement) and not _is_broken(outcome):
+                return outcome
+            # Broken requests are the server's last words more often than its habit.
+            await asyncio.wait({dying}, timeout=DEATH_NOTICE_S)
+            if not dying.done():
+                return server.examine() or outcome
+        return _died_under_load(await dying)
+    finally:
+        for task in (measuring, dying):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(measuring, dying, return_exceptions=True)
+
+
+async def _measure(
+    server: Server, spec: WorkloadSpec, prepare: PrepareWorkload, on_progress: ProgressSink
+) -> Outcome:
+    async with LoadClient(server.base_url, server.model_name, spec.request_timeout_s) as client:
+        try:
+            workload = await prepare(client)
+            await warm_up(client, workload, _warmup_concurrency(spec), on_progress)
+            async with MetricsWatcher(server.base_url) as watcher:
+                records = await drive(client, workload, spec, on_progress)
+                counters = await watcher.finish()
+        except CounterReset as reset:
+            return _void(FailureCause.CRASH, f"the engine restarted under the load: {reset}")
+        except (ScrapeError, TokenizeError) as problem:
+            return _void(FailureCause.UNKNOWN, str(problem))
+    return _measurement(server, records, counters)
+
+
+def _warmup_concurrency(spec: WorkloadSpec) -> int:
+    return min(spec.concurrency or spec.warmup_requests, spec.warmup_requests) or 1
+
+
+def _measurement(
+    server: Server, records: list[RequestRecord], counters: ServerCounters
+) -> Measurement:
+    figures = summarise(records)
+    return Measurement(
+        window_s=figures.window_s,
+        offered=figures.offered,
+        served=figures.served,
+        rejected=figures.rejected,
+        failed=figures.failed,
+        request_throughput_per_s=figures.request_throughput_per_s,
+        output_throughput_tokens_per_s=figures.output_throughput_tokens_per_s,
+        input_throughput_tokens_per_s=figures.input_throughput_tokens_per_s,
+        ttft_s=figures.ttft_s,
+        tpot_s=figures.tpot_s,
+        itl_s=figures.itl_s,
+        e2e_s=figures.e2e_s,
+        counters=counters,
+        memory=server.memory,
+        device=server.device_use(),
+        first_error=figures.first_error,
+    )
+
+
+def _is_broken(measurement: Measurement) -> bool:
+    return measurement.failed > 0
+
+
+def _void(cause: FailureCause, line: str) -> Failure:
+    return Failure(cause=cause, stage=Stage.LOAD, line=line)
+
+
+def _died_under_load(failure: Failure) -> Failure:
+    return replace(failure, stage=Stage.LOAD) if failure.stage is Stage.READY else failure

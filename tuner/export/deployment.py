@@ -1,0 +1,80 @@
+"""What is handed out: one trial's configuration with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tuner.engine.arguments import adapt
+from tuner.engine.flags import FlagTable
+from tuner.errors import NoResult
+from tuner.records import StudyRecord, TrialRecord
+from tuner.types import EngineConfig, JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """The configuration to deploy.
+
+    Attributes:
+        flags: as the vLLM that was asked spells them, fixed ones included; without host
+            and port, which are the deployment's own.
+        notices: what had to be respelled for that vLLM.
+    """
+
+    study: StudyRecord
+    trial: TrialRecord
+    flags: Mapping[str, JsonValue]
+    env: Mapping[str, str]
+    notices: tuple[str, ...]
+
+    @property
+    def model(self) -> str:
+        """The model folder or hub id."""
+        return self.study.spec.server.model
+
+    def evidence(self) -> list[str]:
+        """Why this configuration, as lines of prose for a comment."""
+        trial, measured = self.trial, self.trial.measurement
+        lines = [
+            f"Study {self.study.name}, trial {trial.number}, measured with "
+            + ", ".join(f"{part} {number}" for part, number in self.study.versions.items())
+        ]
+        if measured is not None:
+            lines.append(
+                f"{measured.output_throughput_tokens_per_s:.1f} output tokens/s, "
+                f"{measured.counters.preemptions} preemptions, "
+                f"{measured.served} of {measured.offered} requests served, "
+                f"score {trial.score or 0.0:.1f} (one measurement)"
+            )
+        return [*lines, self._against_reference()]
+
+    def _against_reference(self) -> str:
+        if self.trial.is_reference:
+            return "This is the reference configuration: nothing that was tried scored higher."
+        if self.study.gain is None:
+            return "The reference configuration did not run, so no gain can be told."
+        return f"{self.study.gain:+.1%} over the reference configuration."
+
+
+def best_deployment(study: StudyRecord, flags: FlagTable | None) -> Deployment:
+    """The best configuration of a study, in the spelling of the vLLM of `flags`.
+
+    Raises:
+        NoResult: no configuration worked.
+    """
+    best = study.best
+    if best is None or best.config is None:
+        raise NoResult(
+            f"no configuration of the study {study.name!r} worked",
+            f"`tuner status {study.name}` shows what failed, and why",
+        )
+    return deployment_of(study, best, best.config, flags)
+
+
+def deployment_of(
+    study: StudyRecord, trial: TrialRecord, config: EngineConfig, flags: FlagTable | None
+) -> Deployment:
+    """What would be handed out for one trial."""
+    adapted = adapt(config.args, flags)
+    return Deployment(study, trial, adapted.args, dict(config.env), adapted.notices)

@@ -1,0 +1,1 @@
+"""What a person or a script is shown of a study."""

@@ -1,0 +1,260 @@
+"""A running study on a terminal, and as plain lines where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Table
+from rich.text import Text
+
+from tuner.records import StudyRecord, TrialRecord, TrialState
+from tuner.stopping import Ending, remaining_s
+from tuner.types import (
+    BudgetSpec,
+    Failure,
+    JsonValue,
+    Measurement,
+    Percentiles,
+    Progress,
+    Suggestion,
+)
+
+_OUTCOME_WIDTH = 72
+_FAILURE_WIDTH = 110
+
+
+class ConsoleListener:
+    """Prints one line a trial, and keeps a live line of what is going on now.
+
+    Use as a context manager, so that the live line is gone when anything else is printed.
+    """
+
+    def __init__(self, console: Console, budget: BudgetSpec | None = None) -> None:
+        self._console = console
+        self._budget = budget or BudgetSpec(None, None)
+        self._status: Status | None = None
+        self._trial = ""
+        self._left = ""
+        self._said = ""
+
+    def __enter__(self) -> ConsoleListener:
+        if self._console.is_terminal:
+            self._status = self._console.status("preparing", spinner="dots")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def notice(self, text: str) -> None:
+        """A line that is not about a trial."""
+        self._console.print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
+
+    def trial_started(self, suggestion: Suggestion, study: StudyRecord) -> None:
+        """Names the trial; without a terminal, prints it."""
+        total = f"/{self._budget.trials}" if self._budget.trials is not None else ""
+        self._trial = f"trial {study.finished_trials + 1}{total} (no. {suggestion.number})"
+        left_s = remaining_s(study, self._budget)
+        self._left = f", about {duration(left_s)} left" if left_s is not None else ""
+        self._said = ""
+        if self._status is None:
+            what = shown_params(suggestion.params, is_reference=suggestion.is_reference)
+            self._print(f"{self._trial}: {what}{self._left}")
+
+    def progress(self, progress: Progress) -> None:
+        """Refreshes the live line; without a terminal, says each activity once."""
+        if self._status is None:
+            if progress.activity != self._said:
+                self._said = progress.activity
+                self._print(f"  {progress.activity} ...")
+            return
+        elapsed = duration(progress.elapsed_s)
+        if progress.total_s is not None:
+            elapsed = f"{elapsed} of {duration(progress.total_s)}"
+        detail = f"  {progress.detail}" if progress.detail else ""
+        activity = f"{progress.activity} {elapsed}{detail}"
+        prefix = f"{self._trial}: " if self._trial else ""
+        self._status.update(escape(f"{prefix}{activity}{self._left}"))
+
+    def trial_finished(self, trial: TrialRecord, study: StudyRecord) -> None:
+        """The line that stays."""
+        is_best = study.best is not None and study.best.number == trial.number
+        self._console.print(_trial_line(trial, is_best=is_best), highlight=False, soft_wrap=True)
+
+    def _print(self, text: str) -> None:
+        self._console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def outcome_line(trial: TrialRecord) -> str:
+    """A trial's outcome in one line: figures, or the failure's name and line."""
+    match trial.outcome:
+        case Measurement() as measured:
+            failed = measured.offered - measured.served
+            parts = [
+                f"score {trial.score or 0.0:.1f}",
+                f"{measured.output_throughput_tokens_per_s:.1f} tok/s",
+                f"{measured.counters.preemptions} preempted",
+                f"TTFT p99 {_ms(measured.ttft_s)}",
+                f"TPOT p99 {_ms(measured.tpot_s)}",
+            ]
+            if failed:
+                parts.append(f"{failed} of {measured.offered} requests not served")
+            return ", ".join(parts)
+        case Failure() as failure:
+            return _shortened(f"{failure.cause.value} while {failure.stage.value}: {failure.line}")
+        case None:
+            return trial.state.value
+
+
+def _shortened(text: str) -> str:
+    one_line = " ".join(text.split())
+    return one_line if len(one_line) <= _FAILURE_WIDTH else one_line[: _FAILURE_WIDTH - 1] + "…"
+
+
+def _ms(latency: Percentiles | None) -> str:
+    return "-" if latency is None else f"{latency.p99 * 1000:.0f} ms"
+
+
+def shown_params(params: Mapping[str, JsonValue], *, is_reference: bool = False) -> str:
+    """Parameters as one line."""
+    values = " ".join(f"{name}={shown_value(name, value)}" for name, value in params.items())
+    if not is_reference:
+        return values
+    return f"reference: {values}" if values else "reference: vLLM's defaults"
+
+
+def shown_value(name: str, value: JsonValue) -> str:
+    """The value of a parameter as a person writes it in YAML; bytes as `16MiB`."""
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and name.endswith("-bytes"):
+        return _shown_bytes(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _shown_bytes(value: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if value and value % size == 0:
+            return f"{value // size}{unit}"
+    return str(value)
+
+
+def duration(seconds: float) -> str:
+    """Such as `42 s`, `3 min 10 s`, `2 h 05 min`."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def print_summary(console: Console, study: StudyRecord, ending: Ending | None) -> None:
+    """The end of a run: why it ended, the best, and the gain over the reference."""
+    if ending is not None:
+        console.print(f"\n{ending.value}: {_counts(study)}", highlight=False, soft_wrap=True)
+    best, reference = study.best, study.reference
+    if best is None:
+        console.print("no configuration worked so far", style="red", highlight=False)
+        return
+    console.print(comparison_table(study))
+    if reference is None or best.number == reference.number:
+        console.print("The reference is the best so far.", highlight=False)
+    elif study.gain is None:
+        console.print("The reference failed; there is no gain to tell.", highlight=False)
+    else:
+        console.print(
+            f"Gain over the reference: {study.gain:+.1%} (one measurement each; "
+            "a difference of a few percent can be noise)",
+            highlight=False,
+        )
+
+
+def print_status(console: Console, study: StudyRecord) -> None:
+    """`tuner status`: one line a trial, then where the study stands."""
+    budget = study.spec.budget
+    total = f" of {budget.trials}" if budget.trials is not None else ""
+    console.print(
+        f"{study.name}: {study.state.value}, {study.finished_trials}{total} trials, "
+        f"{_counts(study)}",
+        highlight=False,
+    )
+    best = study.best
+    for trial in study.trials:
+        is_best = best is not None and trial.number == best.number
+        console.print(_trial_line(trial, is_best=is_best), highlight=False, soft_wrap=True)
+    print_summary(console, study, None)
+
+
+def _trial_line(trial: TrialRecord, *, is_best: bool) -> Text:
+    style = "red" if trial.failure else ("bold green" if is_best else "")
+    what = shown_params(trial.params, is_reference=trial.is_reference)
+    marker = "*" if is_best else " "
+    return Text(
+        f"{marker}{trial.number:>4}  {outcome_line(trial):<{_OUTCOME_WIDTH}}  {what}", style
+    )
+
+
+def comparison_table(study: StudyRecord) -> Table:
+    """Reference and best side by side."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    columns = [("reference", study.reference), ("best", study.best)]
+    for name, trial in columns:
+        table.add_column(name + (f" (no. {trial.number})" if trial else ""), justify="right")
+    trials = [trial for _, trial in columns]
+    table.add_row("score", *(_score_of(trial) for trial in trials))
+    for label, figure in _FIGURES:
+        measured = (trial.measurement if trial else None for trial in trials)
+        table.add_row(label, *(figure(m) if m else "-" for m in measured))
+    for knob in study.spec.search_space:
+        table.add_row(
+            knob.name, *(_value_of(trial, knob.name) if trial else "-" for trial in trials)
+        )
+    return table
+
+
+def _counts(study: StudyRecord) -> str:
+    measured = sum(t.state is TrialState.MEASURED for t in study.trials)
+    failed = sum(t.state is TrialState.INFEASIBLE for t in study.trials)
+    spent = duration(study.time_spent_s)
+    return f"{measured} measured, {failed} could not serve, {spent} in trials"
+
+
+def _score_of(trial: TrialRecord | None) -> str:
+    if trial is None:
+        return "-"
+    return trial.failure.cause.value if trial.failure else f"{trial.score or 0.0:.1f}"
+
+
+def _value_of(trial: TrialRecord, name: str) -> str:
+    if name in trial.params:
+        return shown_value(name, trial.params[name])
+    effective = trial.effective.get(name)
+    return "default" if effective is None else f"{shown_value(name, effective)} (default)"
+
+
+_FIGURES: list[tuple[str, Callable[[Measurement], str]]] = [
+    ("output tokens/s", lambda m: f"{m.output_throughput_tokens_per_s:.1f}"),
+    ("preemptions", lambda m: str(m.counters.preemptions)),
+    ("TTFT p99", lambda m: _ms(m.ttft_s)),
+    ("TPOT p99", lambda m: _ms(m.tpot_s)),
+    ("requests served", lambda m: f"{m.served} of {m.offered}"),
+    ("KV cache tokens", lambda m: str(m.memory.kv_cache_tokens or "-")),
+    ("KV cache peak", lambda m: f"{m.counters.kv_cache_usage_peak:.0%}"),
+]

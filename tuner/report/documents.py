@@ -1,0 +1,89 @@
+"""The JSON documents of `--json`: names and units are a promise to scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from tuner.records import StudyRecord, TrialRecord
+from tuner.redact import redact_env
+from tuner.types import EngineConfig, JsonValue
+
+
+def status_document(study: StudyRecord) -> dict[str, JsonValue]:
+    """`tuner status --json`.
+
+    `gain` is the best score over the reference's as a share (0.24 is 24 % better); `default`
+    is the reference trial: vLLM's own default, or what the space file names as `reference`.
+    """
+    return {
+        "study": study.name,
+        "state": study.state.value,
+        "objective": study.spec.objective.maximize.value,
+        "trials": [trial_summary(trial) for trial in study.trials],
+        "finished_trials": study.finished_trials,
+        "budget": {
+            "trials": study.spec.budget.trials,
+            "time_s": study.spec.budget.time_s,
+            "time_spent_s": round(study.time_spent_s, 3),
+        },
+        "best": trial_summary(study.best) if study.best else None,
+        "default": trial_summary(study.reference) if study.reference else None,
+        "gain": study.gain,
+        "versions": dict(study.versions),
+    }
+
+
+def trial_summary(trial: TrialRecord) -> dict[str, JsonValue]:
+    """One trial in one line's worth of JSON."""
+    measurement = trial.measurement
+    counters = measurement.counters if measurement else None
+    return {
+        "number": trial.number,
+        "state": trial.state.value,
+        "reference": trial.is_reference,
+        "params": dict(trial.params),
+        "score": trial.score,
+        "output_throughput": measurement.output_throughput_tokens_per_s if measurement else None,
+        "preemptions": counters.preemptions if counters else None,
+        "failure": trial.failure.cause.value if trial.failure else None,
+        "duration_s": trial.duration_s,
+    }
+
+
+def trial_document(trial: TrialRecord) -> dict[str, JsonValue]:
+    """`tuner show --json`: everything that is kept of a trial."""
+    return {
+        **trial_summary(trial),
+        "constraints": dict(trial.constraints),
+        "command": list(trial.command),
+        "config": _config(trial.config),
+        "effective": dict(trial.effective),
+        "measurement": _plain(trial.measurement),
+        "failure_facts": _plain(trial.failure),
+        "directory": str(trial.directory) if trial.directory else None,
+        "log": str(trial.directory / "server.log") if trial.directory else None,
+    }
+
+
+def _config(config: EngineConfig | None) -> JsonValue:
+    if config is None:
+        return None
+    return {"args": dict(config.args), "env": dict(redact_env(config.env))}
+
+
+def _plain(value: object) -> JsonValue:
+    """A frozen dataclass as JSON."""
+    if value is None:
+        return None
+    return _json(asdict(value))  # type: ignore[call-overload]
+
+
+def _json(value: object) -> JsonValue:
+    if isinstance(value, Mapping):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value)

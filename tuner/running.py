@@ -1,0 +1,217 @@
+"""`tuner run`: from a space file to a study that is measured and a configuration to deploy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from tuner import spec as spec_file
+from tuner.engine.arguments import command_words
+from tuner.errors import ExitCode, InputError, Interrupted, NoResult
+from tuner.export import export_best
+from tuner.fingerprint import differences, fingerprint
+from tuner.load.workload import Tokenizer, Workload, build
+from tuner.metrics.device import DeviceMonitor
+from tuner.names import is_study_name
+from tuner.records import StudyRecord
+from tuner.report.console import ConsoleListener, print_summary
+from tuner.stopping import Ending
+from tuner.storage import StudyLocation, StudyStore
+from tuner.study import Bench, StudyLoop
+from tuner.types import BudgetSpec, StudySpec, WorkloadSpec
+from tuner.units import parse_duration
+from tuner.versions import versions
+from tuner.workbench import Workbench, open_workbench
+
+BEST_FILE = "best.yaml"
+"""In the study's directory: what `tuner export` gives at the end of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line says instead of the space file; None leaves it to the file."""
+
+    trials: int | None = None
+    time_budget: str | None = None
+    study: str | None = None
+    storage: str | None = None
+    seed: int | None = None
+
+
+def run_study(space: Path, options: RunOptions, console: Console) -> None:
+    """Run a study to its end, or go on with it.
+
+    Raises:
+        TunerError: see `tuner.errors`; also where no configuration worked.
+        Interrupted: the user stopped it; what was measured is kept.
+    """
+    spec = with_options(spec_file.load(space), options)
+    location = StudyLocation.of(spec.name, options.storage)
+    store = StudyStore.open_for_writing(location)
+    try:
+        with store.errors_named():
+            _run_locked(spec, store, console)
+    finally:
+        store.close()
+
+
+def _run_locked(spec: StudySpec, store: StudyStore, console: Console) -> None:
+    ending: Ending | None = None
+    try:
+        with ConsoleListener(console, spec.budget) as listener:
+            ending = asyncio.run(_run(spec, store, listener))
+    finally:
+        _show_end(spec, store, console, ending)
+    if _read(spec, store).best is None:
+        raise NoResult(
+            f"no configuration of the study {store.location.name!r} worked",
+            f"`tuner status {store.location.name}` shows what failed, and why",
+        )
+
+
+async def _run(spec: StudySpec, store: StudyStore, listener: ConsoleListener) -> Ending:
+    with _stoppable(listener):
+        async with open_workbench(spec, listener) as workbench:
+            _bind(spec, store, workbench)
+            bench = Bench(workbench.launcher, workbench, PrepareOnce(spec.workload))
+            loop = StudyLoop(spec, store, bench, listener)
+            ending = await loop.run()
+            await _write_best(loop.record(), store, workbench, listener)
+            return ending
+
+
+async def _write_best(
+    study: StudyRecord, store: StudyStore, workbench: Workbench, listener: ConsoleListener
+) -> None:
+    """Leave the best configuration beside the database, checked by vLLM."""
+    if study.best is None:
+        return
+    text = await export_best(study, "yaml", workbench.flags, workbench.checker, listener.notice)
+    (store.location.directory / BEST_FILE).write_text(text, encoding="utf-8")
+
+
+def with_options(spec: StudySpec, options: RunOptions) -> StudySpec:
+    """The space file with the command line's words in place of its own.
+
+    Raises:
+        InputError: an option cannot be used.
+    """
+    if options.study is not None and not is_study_name(options.study):
+        raise InputError(
+            f"--study {options.study!r} is not a study's name",
+            "use letters, digits, `.`, `_` and `-`",
+        )
+    budget = BudgetSpec(
+        trials=spec.budget.trials if options.trials is None else options.trials,
+        time_s=spec.budget.time_s if options.time_budget is None else _time(options.time_budget),
+    )
+    search = spec.search if options.seed is None else replace(spec.search, seed=options.seed)
+    return replace(spec, name=options.study or spec.name, budget=budget, search=search)
+
+
+def _time(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise InputError(f"--time-budget: {error}", "write it as 90m or 4h") from error
+    if seconds <= 0:
+        raise InputError(f"--time-budget {text} leaves no time", "write it as 90m or 4h")
+    return seconds
+
+
+def _bind(spec: StudySpec, store: StudyStore, workbench: Workbench) -> None:
+    """Refuse to mix results that cannot be compared; else write down what is measured with.
+
+    Raises:
+        InputError: the study was made under other circumstances.
+    """
+    device = DeviceMonitor({**os.environ, **spec.server.env}).describe()
+    vllm = workbench.vllm_version
+    current = fingerprint(spec, vllm_version=vllm, device=device)
+    measured = any(trial.state.finished for trial in store.trials())
+    changed = differences(store.fingerprint, current) if measured else []
+    if changed:
+        listed = "\n".join(f"    {line}" for line in changed)
+        raise InputError(
+            f"the study {spec.name!r} was measured under other circumstances, "
+            f"so that its results cannot be compared with new ones:\n{listed}",
+            f"start another study with --study NAME, or go back to what it was made with "
+            f"({store.location.directory / 'space.yaml'})",
+        )
+    store.bind(spec, current, {**versions(vllm), **device})
+
+
+class PrepareOnce:
+    """Makes the workload's requests with the first server and keeps them for the others."""
+
+    def __init__(self, spec: WorkloadSpec) -> None:
+        self._spec = spec
+        self._made: Workload | None = None
+
+    async def __call__(self, tokenizer: Tokenizer) -> Workload:
+        if self._made is None:
+            self._made = await build(self._spec, tokenizer)
+        return self._made
+
+
+@contextmanager
+def _stoppable(listener: ConsoleListener) -> Iterator[None]:
+    """The first signal to stop cancels the running task, the second ends the process.
+
+    Nothing survives the second either: the supervisor ends its server when the tuner is gone.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        if asked:
+            os._exit(ExitCode.INTERRUPTED)
+        asked = True
+        listener.notice("stopping the server (Ctrl-C again to leave at once) ...")
+        task.cancel()
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise Interrupted from None
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def _show_end(spec: StudySpec, store: StudyStore, console: Console, ending: Ending | None) -> None:
+    """What is known, also after an error or Ctrl-C, and how to go on or deploy it."""
+    if store.is_new:
+        return
+    study = _read(spec, store)
+    if study.finished_trials == 0:
+        return
+    print_summary(console, study, ending)
+    if ending is None:
+        _say(console, f"The study goes on with: tuner run {spec.path}")
+    elif study.best is not None:
+        best_file = store.location.directory / BEST_FILE
+        command = shlex.join(command_words(spec.server))
+        _say(console, f"Deploy it with: {command} --config {best_file}")
+        _say(console, f"More: tuner export {study.name} --format shell|json, tuner status, show")
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _read(spec: StudySpec, store: StudyStore) -> StudyRecord:
+    return store.read(lambda _text, _path: spec)

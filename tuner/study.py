@@ -1,0 +1,282 @@
+"""The loop of a study: what is owed, what is next, one server life at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tuner.engine.base import ConfigAnswer, ConfigCheck, Launcher, LaunchObserver
+from tuner.engine.process import reap
+from tuner.errors import EnvironmentProblem, Interrupted, NoResult
+from tuner.evaluate import PrepareWorkload, evaluate
+from tuner.objective import judge
+from tuner.records import StudyRecord, TrialRecord
+from tuner.search import Candidate, Search
+from tuner.search.distributions import OptunaValue, encode
+from tuner.space import Space
+from tuner.stopping import Ending, used_up
+from tuner.storage import Queued, RunningTrial, StudyStore
+from tuner.types import (
+    Blame,
+    BudgetSpec,
+    EngineConfig,
+    Failure,
+    FailureCause,
+    JsonValue,
+    Outcome,
+    Progress,
+    Stage,
+    StudySpec,
+    Suggestion,
+    Verdict,
+)
+
+REFUSALS_IN_A_ROW = 200
+"""So many candidates that vLLM's own check refuses, one after another, end a study."""
+
+_TRANSIENT = frozenset(
+    {
+        FailureCause.PORT_IN_USE,  # someone took the free port between our look and vLLM's bind
+        FailureCause.DEVICE_BUSY,
+        FailureCause.MEMORY_BASELINE_MOVED,
+    }
+)
+_ARGPARSE_EXIT_CODE = 2
+
+
+class Listener(Protocol):
+    """Whom a running study tells what, for the person at the keyboard."""
+
+    def notice(self, text: str) -> None:
+        """Something worth a line."""
+
+    def trial_started(self, suggestion: Suggestion, study: StudyRecord) -> None:
+        """A server is about to be started."""
+
+    def progress(self, progress: Progress) -> None:
+        """Several times a second while something goes on."""
+
+    def trial_finished(self, trial: TrialRecord, study: StudyRecord) -> None:
+        """A trial was measured, or failed by its configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What a study measures with.
+
+    Attributes:
+        prepare: gives the requests of the workload, the same in every trial.
+    """
+
+    launcher: Launcher
+    check: ConfigCheck
+    prepare: PrepareWorkload
+
+
+class StudyLoop:
+    """One run of a study whose store is open for writing and bound to `spec`."""
+
+    def __init__(
+        self, spec: StudySpec, store: StudyStore, bench: Bench, listener: Listener
+    ) -> None:
+        self._spec = spec
+        self._space = Space(spec)
+        self._store = store
+        self._bench = bench
+        self._listener = listener
+        self._answers: dict[str, ConfigAnswer] = {}
+        trials = store.trials()
+        self._search = Search(
+            self._space, spec.search, seen=len(trials), budget_trials=spec.budget.trials
+        )
+        for trial in trials:
+            self._remember(trial)
+
+    def record(self) -> StudyRecord:
+        """The study as it stands."""
+        return self._store.read(lambda _text, _path: self._spec)
+
+    async def run(self) -> Ending:
+        """Go on until the budget or the space is used up.
+
+        Raises:
+            EnvironmentProblem: a failure that no configuration can mend.
+            InputError: the workload cannot be made with this model.
+            Interrupted: the task was cancelled; the running trial is marked and queued again.
+            NoResult: vLLM refuses everything that the space offers.
+        """
+        self._store.mark_finished(False)
+        await self._recover()
+        while (ending := used_up(self.record(), self._spec.budget)) is None:
+            queued = self._store.next_queued()
+            if queued is None:
+                candidate = await self._next_candidate()
+                if candidate is None:
+                    ending = Ending.EXHAUSTED
+                    break
+                self._store.queue(candidate.params, encode(candidate.params))
+                queued = Queued(candidate.params, is_reference=False)
+            await self._run_queued(queued)
+        self._store.mark_finished(True)
+        return ending
+
+    # --- what is owed ---
+
+    async def _recover(self) -> None:
+        """End what a killed run left behind, and make sure that the reference is run."""
+        for process in self._store.left_processes():
+            ended = await asyncio.to_thread(reap, process)
+            if ended:
+                self._listener.notice(
+                    f"ended the server that a killed run left behind (process {process.pgid})"
+                )
+        for number in self._store.interrupt_left_trials():
+            self._listener.notice(f"trial {number} was interrupted; it is run again")
+        queued = self._store.next_queued()
+        known = any(t.is_reference and t.state.finished for t in self._store.trials())
+        if not known and not (queued is not None and queued.is_reference):
+            params, _ = self._space.reference()
+            self._store.queue(params, self._encodable(params), is_reference=True)
+
+    def _encodable(self, params: Mapping[str, JsonValue]) -> dict[str, OptunaValue]:
+        """Those parameters that are searched and lie within the space."""
+        inside = {
+            name: value
+            for name, value in params.items()
+            if name in self._search.distributions and self._space.contains(name, value)
+        }
+        return encode(inside)
+
+    def _remember(self, trial: TrialRecord) -> None:
+        """Let the search learn from a finished trial."""
+        if trial.score is None or not trial.state.finished:
+            return
+        verdict = Verdict(trial.score, trial.constraints)
+        if trial.is_reference:
+            # It leaves parameters unset; what they are in effect, vLLM has told.
+            params, config = self._space.reference()
+            self._search.tell({**trial.effective, **params}, config, verdict)
+        else:
+            self._search.tell(trial.params, self._space.decode(trial.params), verdict)
+
+    # --- what is next ---
+
+    async def _next_candidate(self) -> Candidate | None:
+        """A candidate that vLLM's own check takes.
+
+        A refused start costs ten seconds and more, the question milliseconds.
+        """
+        answer = ConfigAnswer(accepted=True)
+        for _ in range(REFUSALS_IN_A_ROW):
+            candidate = self._search.propose()
+            if candidate is None:
+                return None
+            answer = await self._ask(candidate.config)
+            if answer.accepted:
+                return candidate
+            self._search.refuse(candidate)
+        raise NoResult(
+            f"vLLM refuses {REFUSALS_IN_A_ROW} configurations of this space in a row: "
+            f"{answer.error}",
+            "`tuner check SPACE` shows the space; a line under `constraints:` can exclude these",
+        )
+
+    async def _ask(self, config: EngineConfig) -> ConfigAnswer:
+        if config.digest not in self._answers:
+            self._answers[config.digest] = await self._bench.check.check(config)
+        return self._answers[config.digest]
+
+    # --- one trial ---
+
+    async def _run_queued(self, queued: Queued) -> None:
+        suggestion, trial = await self._start(queued)
+        started = time.monotonic()
+        try:
+            outcome = await self._outcome(suggestion, trial)
+        except asyncio.CancelledError:
+            self._store.interrupt(trial)
+            raise Interrupted from None
+        except BaseException:
+            self._store.interrupt(trial)
+            raise
+        duration_s = time.monotonic() - started
+        if isinstance(outcome, Failure) and _ends_the_study(outcome):
+            self._store.abort(trial, outcome, duration_s)
+            raise _environment_problem(outcome)
+        verdict = judge(outcome, self._spec.objective)
+        self._store.finish(trial, outcome, verdict, duration_s)
+        study = self.record()
+        finished = next(t for t in study.trials if t.number == trial.number)
+        self._remember(finished)
+        self._listener.trial_finished(finished, study)
+
+    async def _start(self, queued: Queued) -> tuple[Suggestion, RunningTrial]:
+        params, config = (
+            self._space.reference()
+            if queued.is_reference
+            else (queued.params, self._space.decode(queued.params))
+        )
+        answer = await self._ask(config)
+        encoded = self._encodable(params)
+        trial = self._store.start({name: self._search.distributions[name] for name in encoded})
+        suggestion = Suggestion(trial.number, params, config, queued.is_reference)
+        # The port is chosen at the launch; 0 stands for it in what is written down before.
+        command = self._bench.launcher.command_line(config, 0)
+        self._store.describe(trial, suggestion, command, answer.resolved)
+        self._listener.trial_started(suggestion, self.record())
+        return suggestion, trial
+
+    async def _outcome(self, suggestion: Suggestion, trial: RunningTrial) -> Outcome:
+        """The outcome of a launch, repeated once where chance was against it."""
+        answer = await self._ask(suggestion.config)
+        if not answer.accepted:
+            return Failure(answer.cause, Stage.LAUNCH, answer.error)
+        outcome = await self._evaluate(suggestion, trial)
+        if isinstance(outcome, Failure) and outcome.cause in _TRANSIENT:
+            self._listener.notice(f"{outcome.cause}: {outcome.line}; trying once more")
+            outcome = await self._evaluate(suggestion, trial)
+        return outcome
+
+    async def _evaluate(self, suggestion: Suggestion, trial: RunningTrial) -> Outcome:
+        return await evaluate(
+            self._bench.launcher,
+            suggestion.config,
+            self._spec.workload,
+            self._bench.prepare,
+            self._store.trial_directory(trial.number),
+            LaunchObserver(
+                on_spawn=lambda process: self._store.record_process(trial, process),
+                on_progress=self._listener.progress,
+            ),
+        )
+
+
+def with_limits(spec: StudySpec, trials: int | None, time_s: float | None) -> StudySpec:
+    """The spec with the command line's limits in place of the file's."""
+    budget = spec.budget
+    return replace(
+        spec,
+        budget=BudgetSpec(
+            trials=trials if trials is not None else budget.trials,
+            time_s=time_s if time_s is not None else budget.time_s,
+        ),
+    )
+
+
+def _ends_the_study(failure: Failure) -> bool:
+    """Whether no other configuration can do better."""
+    if failure.blame is Blame.ENVIRONMENT:
+        return True
+    # A flag that vLLM does not have, where it could not be asked for its flags before.
+    return failure.cause is FailureCause.BAD_CONFIG and failure.exit_code == _ARGPARSE_EXIT_CODE
+
+
+def _environment_problem(failure: Failure) -> EnvironmentProblem:
+    where = f"its log: {failure.log_path}; " if failure.log_path is not None else ""
+    return EnvironmentProblem(
+        f"the server cannot run here ({failure.cause}): {failure.line}",
+        f"{where}mend it and run the same command again: the study goes on where it stopped",
+    )
