@@ -4,85 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field
 
 import psutil
 import pytest
+from fake_nvml import GIB, FakeGpu, FakeNvml, FakeProcess
 
 from tuner.errors import EnvironmentProblem
 from tuner.metrics.device import DeviceMonitor, describe_device, host_memory_gib
 from tuner.types import DeviceUse, Progress
-
-GIB = 2**30
-
-
-class FakeError(Exception):
-    """Stands for pynvml.NVMLError."""
-
-
-@dataclass
-class FakeMemory:
-    total: int
-    used: int
-
-
-@dataclass
-class FakeProcess:
-    pid: int
-    usedGpuMemory: int | None
-
-
-@dataclass
-class FakeGpu:
-    name: str
-    uuid: str
-    total_gib: float = 80.0
-    used_gib: float = 0.5
-    processes: list[FakeProcess] = field(default_factory=list)
-
-
-@dataclass
-class FakeNvml:
-    """The functions of pynvml that are used, over a list of GPUs and MIG parts."""
-
-    gpus: list[FakeGpu]
-    parts: list[FakeGpu] = field(default_factory=list)
-    has_driver: bool = True
-    is_lost: bool = False
-    NVMLError: type[Exception] = FakeError
-
-    def nvmlInit(self) -> None:
-        if not self.has_driver:
-            raise FakeError("Driver Not Loaded")
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "570.86.15"
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.gpus)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
-        return self.gpus[index]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
-        for gpu in [*self.gpus, *self.parts]:
-            if gpu.uuid == uuid:
-                return gpu
-        raise FakeError("Not Found")
-
-    def nvmlDeviceGetName(self, handle: FakeGpu) -> str:
-        return handle.name
-
-    def nvmlDeviceGetUUID(self, handle: FakeGpu) -> str:
-        return handle.uuid
-
-    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu) -> FakeMemory:
-        if self.is_lost:
-            raise FakeError("GPU is lost")
-        return FakeMemory(int(handle.total_gib * GIB), int(handle.used_gib * GIB))
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> list[FakeProcess]:
-        return handle.processes
 
 
 @pytest.fixture

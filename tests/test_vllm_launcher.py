@@ -15,11 +15,13 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
+from fake_nvml import FakeGpu, FakeNvml
 
 from tuner.engine.base import LaunchObserver, ProcessRecord
 from tuner.engine.vllm import LaunchTiming, VllmLauncher, check_model_folder, served_name
 from tuner.engine.vllm_server import VllmServer
 from tuner.errors import EnvironmentProblem
+from tuner.metrics.device import DeviceMonitor
 from tuner.types import (
     EngineConfig,
     Failure,
@@ -369,3 +371,30 @@ async def test_launch_leaves_nothing_when_its_observer_fails(tmp_path: Path) -> 
             EngineConfig(SMALL), tmp_path, LaunchObserver(refuse, watch.progress.append)
         )
     assert watch.alive == []
+
+
+async def test_launch_waits_until_the_last_server_s_device_memory_is_free(tmp_path: Path) -> None:
+    gpu = FakeGpu("H100", "GPU-1", total_gib=80.0, used_gib=0.5)
+    launcher = VllmLauncher(SERVER, device=DeviceMonitor({}, FakeNvml([gpu])), timing=TIMING)
+    first = await launcher.launch(EngineConfig(SMALL), tmp_path, Watch().observer)
+    ready(first)
+    gpu.used_gib = 70.0
+    assert ready(first).device_use().device_peak_gib == (70.0,)
+    await ready(first).stop()
+
+    watch, under_way = Watch(), asyncio.Event()
+
+    def note(progress: Progress) -> None:
+        watch.progress.append(progress)
+        under_way.set()
+
+    observer = LaunchObserver(watch.records.append, note)
+    launching = asyncio.create_task(launcher.launch(EngineConfig(SMALL), tmp_path, observer))
+    await under_way.wait()
+    assert watch.progress[0].activity == "waiting for device memory"
+    assert "69.5 GiB" in watch.progress[0].detail
+    assert watch.records == []
+    gpu.used_gib = 0.6
+    second = ready(await launching)
+    assert second.device_use().device_peak_gib == pytest.approx((0.6,))
+    await second.stop()

@@ -75,6 +75,7 @@ class VllmLauncher:
         self._device = device
         self._timing = timing or LaunchTiming()
         self._last_startup_s: float | None = None
+        self._idle_gib: tuple[float, ...] | None = None
 
     def command_line(self, config: EngineConfig, port: int) -> list[str]:
         """The argv that `launch` would start; secrets are not masked.
@@ -92,7 +93,9 @@ class VllmLauncher:
         port = free_port(HOST)
         command = self.command_line(config, port)
         self._write_record(trial_dir / RECORD_NAME, command, config)
-        life = await self._begin(command, config, trial_dir / LOG_NAME)
+        env = server_env(self._server, config.env)
+        device = await self._free_device(env, observer.on_progress)
+        life = await self._begin(command, env, trial_dir / LOG_NAME, device)
         name = served_name(self._server, config)
         server = VllmServer(ServerHttp(f"http://{HOST}:{port}", name, self._timing.http), life)
         try:
@@ -108,15 +111,32 @@ class VllmLauncher:
         self._last_startup_s = outcome.startup_s
         return server
 
-    async def _begin(self, command: list[str], config: EngineConfig, log_path: Path) -> Life:
-        env = server_env(self._server, config.env)
+    async def _free_device(
+        self, env: Mapping[str, str], on_progress: ProgressSink
+    ) -> DeviceMonitor:
+        """The device, its memory used no more than before the first launch.
+
+        A driver frees memory some time after the process that held it is gone, and a start
+        meanwhile fails for a reason that is not its configuration's.
+
+        Raises:
+            EnvironmentProblem: it stays in use; names who holds it.
+        """
         if self._device is None:
             self._device = DeviceMonitor(env)
+        if self._idle_gib is None:
+            self._idle_gib = self._device.memory_used_gib()
+        await self._device.wait_until_free(self._idle_gib, on_progress=on_progress)
         self._device.reset()
+        return self._device
+
+    async def _begin(
+        self, command: list[str], env: Mapping[str, str], log_path: Path, device: DeviceMonitor
+    ) -> Life:
         process = await SupervisedProcess.spawn(
             command, env=env, cwd=None, log_path=log_path, grace_s=self._timing.stop_grace_s
         )
-        return Life(process, log_path, self._device)
+        return Life(process, log_path, device)
 
     async def _until_ready(
         self, server: VllmServer, life: Life, on_progress: ProgressSink
