@@ -11,8 +11,8 @@ from tuner.engine.base import ConfigAnswer
 from tuner.errors import EnvironmentProblem, Interrupted, NoResult
 from tuner.records import TrialState
 from tuner.stopping import Ending
-from tuner.storage import StudyLocation, StudyStore
-from tuner.study import Bench, StudyLoop
+from tuner.storage import StudyStore
+from tuner.study import StudyLoop
 from tuner.types import (
     BudgetSpec,
     Choice,
@@ -60,47 +60,52 @@ class Answering:
         return ConfigAnswer(accepted=True, resolved={"max-num-seqs": 8, "kv-cache-dtype": "auto"})
 
 
-class Naming:
-    def command_line(self, config, port):
-        return ["vllm", "serve", "--port", str(port)]
+class Making:
+    """Outcomes from a function of the configuration and how many there were before."""
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+        self.launched = []
+
+    def command_line(self, config):
+        return ["vllm", "serve"]
+
+    async def evaluate(self, config, trial_dir, observer):
+        assert trial_dir.is_dir()
+        self.launched.append(config)
+        result = self.outcome(config, len(self.launched))
+        return await result if asyncio.iscoroutine(result) else result
 
 
 class Rig:
-    """A study on a database in the current directory; `outcome` answers each launch."""
+    """A study in memory; `outcome` answers each launch. `again` goes on with it."""
 
-    def __init__(self, monkeypatch, outcome, *, check=None, spec=None):
+    def __init__(self, directory, outcome, *, check=None, spec=None, store=None):
         self.spec = spec or study_spec(search_space=KNOBS, budget=BudgetSpec(6, None))
+        self.store = store or StudyStore.in_memory(self.spec.name, directory)
+        self.store.bind(self.spec, {}, {})
         self.listener = Listening()
-        self.launched = []
+        self.evaluator = Making(outcome)
+        self.launched = self.evaluator.launched
         self.check = check or Answering()
 
-        async def evaluate(launcher, config, workload, prepare, trial_dir, observer):
-            assert trial_dir.is_dir()
-            self.launched.append(config)
-            result = outcome(config, len(self.launched))
-            return await result if asyncio.iscoroutine(result) else result
-
-        monkeypatch.setattr("tuner.study.evaluate", evaluate)
+    def again(self, outcome, *, spec=None):
+        return Rig(None, outcome, spec=spec or self.spec, store=self.store)
 
     def run(self):
-        store = StudyStore.open_for_writing(StudyLocation.of(self.spec.name))
-        try:
-            store.bind(self.spec, {}, {})
-            bench = Bench(Naming(), self.check, prepare=None)
-            return asyncio.run(StudyLoop(self.spec, store, bench, self.listener).run())
-        finally:
-            store.close()
+        loop = StudyLoop(self.spec, self.store, self.evaluator, self.check, self.listener)
+        return asyncio.run(loop.run())
 
     def read(self):
-        return StudyStore.open(StudyLocation.of(self.spec.name)).read(lambda *_: self.spec)
+        return self.store.read(lambda *_: self.spec)
 
 
 def by_seqs(config, _launch):
     return measurement(throughput=100.0 * config.args.get("max-num-seqs", 3))
 
 
-def test_run_measures_the_reference_first_and_ends_at_the_budget(in_tmp, monkeypatch):
-    rig = Rig(monkeypatch, by_seqs)
+def test_run_measures_the_reference_first_and_ends_at_the_budget(in_tmp):
+    rig = Rig(in_tmp, by_seqs)
     assert rig.run() is Ending.TRIALS
     assert [t.state for t in rig.read().trials] == [TrialState.MEASURED] * 6
     assert "max-num-seqs" not in rig.launched[0].args
@@ -108,9 +113,9 @@ def test_run_measures_the_reference_first_and_ends_at_the_budget(in_tmp, monkeyp
     assert rig.read().reference.score == pytest.approx(300.0)
 
 
-def test_run_ends_when_every_point_was_measured(in_tmp, monkeypatch):
+def test_run_ends_when_every_point_was_measured(in_tmp):
     spec = study_spec(search_space=KNOBS, budget=BudgetSpec(100, None))
-    rig = Rig(monkeypatch, by_seqs, spec=spec)
+    rig = Rig(in_tmp, by_seqs, spec=spec)
     assert rig.run() is Ending.EXHAUSTED
     assert len(rig.launched) == 1 + 16
     assert len({config.digest for config in rig.launched}) == 17
@@ -118,9 +123,9 @@ def test_run_ends_when_every_point_was_measured(in_tmp, monkeypatch):
     assert rig.read().gain == pytest.approx(800 / 300 - 1)
 
 
-def test_run_tells_a_failed_reference_and_goes_on(in_tmp, monkeypatch):
+def test_run_tells_a_failed_reference_and_goes_on(in_tmp):
     rig = Rig(
-        monkeypatch,
+        in_tmp,
         lambda config, launch: SMALL_KV if launch == 1 else by_seqs(config, launch),
     )
     rig.run()
@@ -130,9 +135,9 @@ def test_run_tells_a_failed_reference_and_goes_on(in_tmp, monkeypatch):
     assert study.gain is None
 
 
-def test_run_keeps_failures_from_winning(in_tmp, monkeypatch):
+def test_run_keeps_failures_from_winning(in_tmp):
     rig = Rig(
-        monkeypatch,
+        in_tmp,
         lambda config, launch: (
             SMALL_KV if config.args.get("max-num-seqs", 0) > 4 else by_seqs(config, 1)
         ),
@@ -144,8 +149,8 @@ def test_run_keeps_failures_from_winning(in_tmp, monkeypatch):
     assert {t.state for t in study.trials} == {TrialState.MEASURED, TrialState.INFEASIBLE}
 
 
-def test_run_stops_at_an_environment_failure_and_keeps_the_configuration(in_tmp, monkeypatch):
-    rig = Rig(monkeypatch, lambda config, launch: NO_MODEL if launch == 3 else by_seqs(config, 1))
+def test_run_stops_at_an_environment_failure_and_keeps_the_configuration(in_tmp):
+    rig = Rig(in_tmp, lambda config, launch: NO_MODEL if launch == 3 else by_seqs(config, 1))
     with pytest.raises(EnvironmentProblem, match="model_not_found"):
         rig.run()
     study = rig.read()
@@ -153,29 +158,29 @@ def test_run_stops_at_an_environment_failure_and_keeps_the_configuration(in_tmp,
     assert study.trials[3].state is TrialState.WAITING
     assert study.trials[3].params == study.trials[2].params
     assert study.finished_trials == 2
-    again = Rig(monkeypatch, by_seqs)
+    again = rig.again(by_seqs)
     assert again.run() is Ending.TRIALS
     assert again.launched[0] == rig.launched[2]
 
 
-def test_run_tries_a_taken_port_once_more(in_tmp, monkeypatch):
-    rig = Rig(monkeypatch, lambda config, launch: PORT if launch == 2 else by_seqs(config, 1))
+def test_run_tries_a_taken_port_once_more(in_tmp):
+    rig = Rig(in_tmp, lambda config, launch: PORT if launch == 2 else by_seqs(config, 1))
     assert rig.run() is Ending.TRIALS
     assert rig.launched[1] == rig.launched[2]
     assert any("once more" in notice for notice in rig.listener.notices)
 
 
-def test_run_gives_up_where_the_port_stays_taken(in_tmp, monkeypatch):
-    rig = Rig(monkeypatch, lambda config, launch: PORT)
+def test_run_gives_up_where_the_port_stays_taken(in_tmp):
+    rig = Rig(in_tmp, lambda config, launch: PORT)
     with pytest.raises(EnvironmentProblem, match="Address already in use"):
         rig.run()
     assert len(rig.launched) == 2
 
 
-def test_run_never_launches_what_vllm_refuses(in_tmp, monkeypatch):
+def test_run_never_launches_what_vllm_refuses(in_tmp):
     check = Answering(lambda config: config.args.get("max-num-seqs", 0) > 4)
     rig = Rig(
-        monkeypatch,
+        in_tmp,
         by_seqs,
         check=check,
         spec=study_spec(search_space=KNOBS, budget=BudgetSpec(100, None)),
@@ -185,17 +190,17 @@ def test_run_never_launches_what_vllm_refuses(in_tmp, monkeypatch):
     assert all(config.args.get("max-num-seqs", 0) <= 4 for config in rig.launched)
 
 
-def test_run_records_a_refused_reference_without_a_launch(in_tmp, monkeypatch):
+def test_run_records_a_refused_reference_without_a_launch(in_tmp):
     check = Answering(lambda config: "max-num-seqs" not in config.args)
-    rig = Rig(monkeypatch, by_seqs, check=check)
+    rig = Rig(in_tmp, by_seqs, check=check)
     rig.run()
     assert rig.read().reference.failure.cause is FailureCause.BAD_CONFIG
     assert all("max-num-seqs" in config.args for config in rig.launched)
 
 
-def test_run_says_when_vllm_refuses_everything(in_tmp, monkeypatch):
+def test_run_says_when_vllm_refuses_everything(in_tmp):
     rig = Rig(
-        monkeypatch,
+        in_tmp,
         by_seqs,
         check=Answering(lambda config: True),
         spec=study_spec(search_space=(IntRange("max-num-seqs", 1, 100_000),)),
@@ -204,33 +209,34 @@ def test_run_says_when_vllm_refuses_everything(in_tmp, monkeypatch):
         rig.run()
 
 
-def test_interruption_marks_the_trial_and_resume_runs_it_again(in_tmp, monkeypatch):
+def test_interruption_marks_the_trial_and_resume_runs_it_again(in_tmp):
     async def never():
         asyncio.get_running_loop().call_later(0.05, asyncio.current_task().cancel)
         await asyncio.sleep(60)
 
-    rig = Rig(monkeypatch, lambda config, launch: never() if launch == 3 else by_seqs(config, 1))
+    rig = Rig(in_tmp, lambda config, launch: never() if launch == 3 else by_seqs(config, 1))
     with pytest.raises(Interrupted):
         rig.run()
     assert rig.read().trials[2].state is TrialState.INTERRUPTED
-    again = Rig(monkeypatch, by_seqs)
+    again = rig.again(by_seqs)
     assert again.run() is Ending.TRIALS
     assert again.launched[0] == rig.launched[2]
     assert again.read().finished_trials == 6
 
 
-def test_resume_measures_nothing_twice(in_tmp, monkeypatch):
-    first = Rig(monkeypatch, by_seqs)
+def test_resume_measures_nothing_twice(in_tmp):
+    first = Rig(in_tmp, by_seqs)
     first.run()
     spec = study_spec(search_space=KNOBS, budget=BudgetSpec(100, None))
-    second = Rig(monkeypatch, by_seqs, spec=spec)
+    second = first.again(by_seqs, spec=spec)
     assert second.run() is Ending.EXHAUSTED
     launched = [config.digest for config in (*first.launched, *second.launched)]
     assert len(launched) == len(set(launched)) == 17
 
 
-def test_resume_of_a_finished_study_launches_nothing(in_tmp, monkeypatch):
-    Rig(monkeypatch, by_seqs).run()
-    again = Rig(monkeypatch, by_seqs)
+def test_resume_of_a_finished_study_launches_nothing(in_tmp):
+    first = Rig(in_tmp, by_seqs)
+    first.run()
+    again = first.again(by_seqs)
     assert again.run() is Ending.TRIALS
     assert again.launched == []

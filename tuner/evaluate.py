@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from tuner.engine.base import Launcher, LaunchObserver, ProgressSink, Server
 from tuner.load.client import LoadClient
@@ -33,31 +34,54 @@ break up to 1.3 s before the process is gone."""
 PrepareWorkload = Callable[[Tokenizer], Awaitable[Workload]]
 
 
-async def evaluate(
-    launcher: Launcher,
-    config: EngineConfig,
-    spec: WorkloadSpec,
-    prepare: PrepareWorkload,
-    trial_dir: Path,
-    observer: LaunchObserver,
-) -> Outcome:
-    """Start a server with `config`, measure it under the workload, end it.
+class Evaluator(Protocol):
+    """Gives configurations outcomes; `ServerEvaluator` by running them."""
+
+    def command_line(self, config: EngineConfig) -> list[str]:
+        """What is started for `config`, for showing; the port is 0, it is chosen later."""
+
+    async def evaluate(
+        self, config: EngineConfig, trial_dir: Path, observer: LaunchObserver
+    ) -> Outcome:
+        """Measure `config` under the study's workload; writes logs into `trial_dir`.
+
+        Raises:
+            EnvironmentProblem: nothing can be started here, or something cannot be ended.
+            InputError: the workload cannot be made with this model.
+        """
+
+
+class ServerEvaluator:
+    """Starts a server with each configuration, measures it under the workload, ends it.
 
     Args:
         prepare: gives the requests, the same in every call; it may ask the server's tokenizer.
-        trial_dir: exists; logs are written there.
-
-    Raises:
-        EnvironmentProblem: the command cannot be started, or the server cannot be ended.
-        InputError: the workload cannot be made with this model.
     """
-    started = await launcher.launch(config, trial_dir, observer)
-    if isinstance(started, Failure):
-        return started
-    try:
-        return await _measure_unless_dead(started, spec, prepare, observer.on_progress)
-    finally:
-        await started.stop()
+
+    def __init__(
+        self, launcher: Launcher, workload: WorkloadSpec, prepare: PrepareWorkload
+    ) -> None:
+        self._launcher = launcher
+        self._workload = workload
+        self._prepare = prepare
+
+    def command_line(self, config: EngineConfig) -> list[str]:
+        """See `Evaluator`."""
+        return self._launcher.command_line(config, 0)
+
+    async def evaluate(
+        self, config: EngineConfig, trial_dir: Path, observer: LaunchObserver
+    ) -> Outcome:
+        """See `Evaluator`: one server life."""
+        started = await self._launcher.launch(config, trial_dir, observer)
+        if isinstance(started, Failure):
+            return started
+        try:
+            return await _measure_unless_dead(
+                started, self._workload, self._prepare, observer.on_progress
+            )
+        finally:
+            await started.stop()
 
 
 async def _measure_unless_dead(

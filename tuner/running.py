@@ -16,6 +16,7 @@ from rich.console import Console
 from tuner import spec as spec_file
 from tuner.engine.arguments import command_words
 from tuner.errors import ExitCode, InputError, Interrupted, NoResult
+from tuner.evaluate import ServerEvaluator
 from tuner.export import export_best
 from tuner.fingerprint import differences, fingerprint
 from tuner.load.workload import Tokenizer, Workload, build
@@ -25,7 +26,7 @@ from tuner.records import StudyRecord
 from tuner.report.console import ConsoleListener, print_summary
 from tuner.stopping import Ending
 from tuner.storage import StudyLocation, StudyStore
-from tuner.study import Bench, StudyLoop
+from tuner.study import StudyLoop
 from tuner.types import BudgetSpec, StudySpec, WorkloadSpec
 from tuner.units import parse_duration
 from tuner.versions import versions
@@ -81,8 +82,9 @@ async def _run(spec: StudySpec, store: StudyStore, listener: ConsoleListener) ->
     with _stoppable(listener):
         async with open_workbench(spec, listener) as workbench:
             _bind(spec, store, workbench)
-            bench = Bench(workbench.launcher, workbench, PrepareOnce(spec.workload))
-            loop = StudyLoop(spec, store, bench, listener)
+            prepare = PrepareOnce(spec.workload)
+            evaluator = ServerEvaluator(workbench.launcher, spec.workload, prepare)
+            loop = StudyLoop(spec, store, evaluator, workbench, listener)
             ending = await loop.run()
             await _write_best(loop.record(), store, workbench, listener)
             return ending

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tuner.engine.base import ConfigAnswer, ConfigCheck, Launcher, LaunchObserver
+from tuner.engine.base import ConfigAnswer, ConfigCheck, LaunchObserver
 from tuner.engine.process import reap
 from tuner.errors import EnvironmentProblem, Interrupted, NoResult
-from tuner.evaluate import PrepareWorkload, evaluate
+from tuner.evaluate import Evaluator
 from tuner.objective import judge
 from tuner.records import StudyRecord, TrialRecord
 from tuner.search import Candidate, Search
@@ -21,7 +20,6 @@ from tuner.stopping import Ending, used_up
 from tuner.storage import Queued, RunningTrial, StudyStore
 from tuner.types import (
     Blame,
-    BudgetSpec,
     EngineConfig,
     Failure,
     FailureCause,
@@ -63,29 +61,22 @@ class Listener(Protocol):
         """A trial was measured, or failed by its configuration."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What a study measures with.
-
-    Attributes:
-        prepare: gives the requests of the workload, the same in every trial.
-    """
-
-    launcher: Launcher
-    check: ConfigCheck
-    prepare: PrepareWorkload
-
-
 class StudyLoop:
     """One run of a study whose store is open for writing and bound to `spec`."""
 
     def __init__(
-        self, spec: StudySpec, store: StudyStore, bench: Bench, listener: Listener
+        self,
+        spec: StudySpec,
+        store: StudyStore,
+        evaluator: Evaluator,
+        check: ConfigCheck,
+        listener: Listener,
     ) -> None:
         self._spec = spec
         self._space = Space(spec)
         self._store = store
-        self._bench = bench
+        self._evaluator = evaluator
+        self._check = check
         self._listener = listener
         self._answers: dict[str, ConfigAnswer] = {}
         trials = store.trials()
@@ -186,7 +177,7 @@ class StudyLoop:
 
     async def _ask(self, config: EngineConfig) -> ConfigAnswer:
         if config.digest not in self._answers:
-            self._answers[config.digest] = await self._bench.check.check(config)
+            self._answers[config.digest] = await self._check.check(config)
         return self._answers[config.digest]
 
     # --- one trial ---
@@ -223,8 +214,7 @@ class StudyLoop:
         encoded = self._encodable(params)
         trial = self._store.start({name: self._search.distributions[name] for name in encoded})
         suggestion = Suggestion(trial.number, params, config, queued.is_reference)
-        # The port is chosen at the launch; 0 stands for it in what is written down before.
-        command = self._bench.launcher.command_line(config, 0)
+        command = self._evaluator.command_line(config)
         self._store.describe(trial, suggestion, command, answer.resolved)
         self._listener.trial_started(suggestion, self.record())
         return suggestion, trial
@@ -241,29 +231,14 @@ class StudyLoop:
         return outcome
 
     async def _evaluate(self, suggestion: Suggestion, trial: RunningTrial) -> Outcome:
-        return await evaluate(
-            self._bench.launcher,
+        return await self._evaluator.evaluate(
             suggestion.config,
-            self._spec.workload,
-            self._bench.prepare,
             self._store.trial_directory(trial.number),
             LaunchObserver(
                 on_spawn=lambda process: self._store.record_process(trial, process),
                 on_progress=self._listener.progress,
             ),
         )
-
-
-def with_limits(spec: StudySpec, trials: int | None, time_s: float | None) -> StudySpec:
-    """The spec with the command line's limits in place of the file's."""
-    budget = spec.budget
-    return replace(
-        spec,
-        budget=BudgetSpec(
-            trials=trials if trials is not None else budget.trials,
-            time_s=time_s if time_s is not None else budget.time_s,
-        ),
-    )
 
 
 def _ends_the_study(failure: Failure) -> bool:

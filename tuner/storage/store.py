@@ -56,7 +56,7 @@ class StudyStore:
     def __init__(
         self,
         location: StudyLocation,
-        storage: optuna.storages.RDBStorage,
+        storage: optuna.storages.BaseStorage,
         study: optuna.Study,
         lock: StudyLock,
     ) -> None:
@@ -102,20 +102,19 @@ class StudyStore:
             lock.acquire()
             try:
                 storage = open_database(location, must_exist=False)
-                # Proposals come from `tuner.search`; what is asked for here is queued before.
-                study = optuna.create_study(
-                    study_name=location.name,
-                    storage=storage,
-                    direction="maximize",
-                    sampler=optuna.samplers.RandomSampler(),
-                    load_if_exists=True,
-                )
-                store = cls(location, storage, study, lock)
+                store = cls(location, storage, _create(location.name, storage), lock)
                 store._check_schema()
             except BaseException:
                 lock.release()
                 raise
             return store
+
+    @classmethod
+    def in_memory(cls, name: str, directory: Path) -> StudyStore:
+        """A study without a database, for simulations; logs go to `directory`."""
+        location = StudyLocation(name, directory, "sqlite://")
+        storage = optuna.storages.InMemoryStorage()
+        return cls(location, storage, _create(name, storage), StudyLock(directory))
 
     def _check_schema(self) -> None:
         schema = self._study.user_attrs.get(_SCHEMA, SCHEMA_VERSION)
@@ -127,8 +126,9 @@ class StudyStore:
 
     def close(self) -> None:
         """Close the database and give the lock back."""
-        self._storage.remove_session()
-        self._storage.engine.dispose()
+        if isinstance(self._storage, optuna.storages.RDBStorage):
+            self._storage.remove_session()
+            self._storage.engine.dispose()
         self._lock.release()
 
     @contextlib.contextmanager
@@ -354,3 +354,14 @@ class StudyStore:
 
     def _in_state(self, state: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=(state,))
+
+
+def _create(name: str, storage: optuna.storages.BaseStorage) -> optuna.Study:
+    # Proposals come from `tuner.search`; what is asked for here was queued before.
+    return optuna.create_study(
+        study_name=name,
+        storage=storage,
+        direction="maximize",
+        sampler=optuna.samplers.RandomSampler(),
+        load_if_exists=True,
+    )
