@@ -12,6 +12,7 @@ from tuner.types import (
     BudgetSpec,
     Choice,
     Constraint,
+    FloatRange,
     IntRange,
     ObjectiveSpec,
     SamplerKind,
@@ -55,10 +56,21 @@ def test_differences_let_go_on_what_only_changes_the_search(spec):
             replace(SPEC, objective=ObjectiveSpec(preemption_weight=2.0)),
             "objective.preemption_weight: 1.0 -> 2.0",
         ),
-        (replace(SPEC, search_space=KNOBS[1:]), "search_space.max-num-seqs: range -> (unset)"),
+        (
+            replace(SPEC, search_space=KNOBS[1:]),
+            "search_space.max-num-seqs: integers by ratio -> (unset)",
+        ),
         (
             replace(SPEC, search_space=(*KNOBS[:2], Choice("kv-cache-dtype", ("auto",)))),
             'search_space.kv-cache-dtype: {"choices": ["auto", "fp8"]} -> {"choices": ["auto"]}',
+        ),
+        (
+            replace(SPEC, search_space=(IntRange("max-num-seqs", 4, 128), *KNOBS[1:])),
+            "search_space.max-num-seqs: integers by ratio -> integers",
+        ),
+        (
+            replace(SPEC, search_space=(FloatRange("max-num-seqs", 4, 128, log=True), *KNOBS[1:])),
+            "search_space.max-num-seqs: integers by ratio -> numbers by ratio",
         ),
         (replace(SPEC, reference={"max-num-seqs": 8}), "reference.max-num-seqs: (unset) -> 8"),
     ],

@@ -75,8 +75,10 @@ def test_propose_keeps_to_the_constraints():
 @pytest.mark.parametrize("knobs", [SMALL, (FloatRange("gpu-memory-utilization", 0.1, 0.9),)])
 def test_propose_says_when_the_constraints_leave_nothing(knobs):
     impossible = Constraint(f"{knobs[0].name} > 1000", 7)
+    search = make_search(knobs, constraints=(impossible,))
+    search.tell({}, Space(study_spec(search_space=knobs)).reference()[1], Verdict(1.0, GOOD))
     with pytest.raises(NoResult, match="constraints"):
-        make_search(knobs, constraints=(impossible,)).propose()
+        search.propose()
 
 
 def test_propose_does_not_come_back_to_what_was_refused():

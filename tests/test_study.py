@@ -240,3 +240,50 @@ def test_resume_of_a_finished_study_launches_nothing(in_tmp):
     again = first.again(by_seqs)
     assert again.run() is Ending.TRIALS
     assert again.launched == []
+
+
+def test_run_ends_well_when_vllm_refuses_the_rest(in_tmp):
+    check = Answering(lambda config: config.args.get("max-num-seqs", 0) > 2)
+    spec = study_spec(
+        search_space=(IntRange("max-num-seqs", 1, 100_000),), budget=BudgetSpec(6, None)
+    )
+    rig = Rig(in_tmp, by_seqs, check=check, spec=spec)
+    assert rig.run() is Ending.EXHAUSTED
+    assert rig.read().best is not None
+
+
+def test_run_stops_when_the_check_finds_the_environment_at_fault(in_tmp):
+    gone = ConfigAnswer(accepted=False, error="401", cause=FailureCause.MODEL_ACCESS)
+
+    class Expiring(Answering):
+        async def check(self, config):
+            return gone if "max-num-seqs" in config.args else ACCEPTED
+
+    rig = Rig(in_tmp, by_seqs, check=Expiring())
+    with pytest.raises(EnvironmentProblem, match="model_access"):
+        rig.run()
+    assert rig.read().finished_trials == 1
+
+
+def test_resume_runs_the_reference_that_the_file_names_now(in_tmp):
+    old = study_spec(search_space=KNOBS, reference={"max-num-seqs": 2})
+    first = Rig(in_tmp, lambda config, launch: NO_MODEL, spec=old)
+    with pytest.raises(EnvironmentProblem):
+        first.run()
+    new = study_spec(search_space=KNOBS, reference={"max-num-seqs": 6})
+    again = first.again(by_seqs, spec=new)
+    again.run()
+    assert again.launched[0].args["max-num-seqs"] == 6
+    assert again.read().reference.params == {"max-num-seqs": 6}
+    assert [t.state for t in again.read().trials][:2] == [TrialState.ABORTED, TrialState.DROPPED]
+
+
+def test_resume_drops_a_queued_trial_that_the_range_now_excludes(in_tmp):
+    first = Rig(in_tmp, lambda config, launch: NO_MODEL if launch == 2 else by_seqs(config, 1))
+    with pytest.raises(EnvironmentProblem):
+        first.run()
+    owed = first.read().trials[-1].params["max-num-seqs"]
+    narrow = IntRange("max-num-seqs", owed + 1, owed + 3)
+    again = first.again(by_seqs, spec=study_spec(search_space=(narrow, KNOBS[1])))
+    again.run()
+    assert all(c.args["max-num-seqs"] > owed for c in again.launched)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -104,8 +103,7 @@ async def _measure_unless_dead(
     finally:
         for task in (measuring, dying):
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(measuring, dying, return_exceptions=True)
+        await asyncio.gather(measuring, dying, return_exceptions=True)
 
 
 async def _measure(

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from tuner.redact import redact_env
-from tuner.types import Choice, JsonValue, Knob, StudySpec, WorkloadSpec
+from tuner.redact import redact_env, redact_settings
+from tuner.types import Choice, FloatRange, IntRange, JsonValue, Knob, StudySpec, WorkloadSpec
 
 _HASHED_MODEL_FILES = 64 * 1024
 """Of each file of a model folder, its size and this many leading bytes count."""
@@ -28,10 +28,10 @@ def fingerprint(
         "model": spec.server.model,
         "model files": _model_digest(spec.server.model),
         "server command": list(spec.server.command),
-        "server.args": dict(spec.server.args),
+        "server.args": redact_settings(spec.server.args),
         "server.env": dict(redact_env(spec.server.env)),
         "search_space": {knob.name: _shape(knob) for knob in spec.search_space},
-        "reference": dict(spec.reference),
+        "reference": redact_settings(spec.reference),
         "workload": _workload(spec.workload),
         "objective": asdict(spec.objective),
         "vLLM version": vllm_version,
@@ -68,17 +68,21 @@ def _shown(value: JsonValue) -> str:
 
 
 def _shape(knob: Knob) -> JsonValue:
-    """Of a knob, what may not change: that it is searched, and the values of a choice, which
-    Optuna's database holds by position."""
-    if isinstance(knob, Choice):
-        return {"choices": list(knob.choices)}
-    return "range"
+    """Of a knob, what may not change, because Optuna's database could not hold both: the
+    values of a choice, the kind of a range and its scale."""
+    match knob:
+        case Choice(choices=choices):
+            return {"choices": list(choices)}
+        case IntRange(log=log):
+            return "integers by ratio" if log else "integers"
+        case FloatRange(log=log):
+            return "numbers by ratio" if log else "numbers"
 
 
 def _workload(workload: WorkloadSpec) -> dict[str, JsonValue]:
     facts: dict[str, JsonValue] = json.loads(json.dumps(asdict(workload), default=str))
-    if workload.path is not None:
-        facts["file"] = _file_digest(workload.path)
+    if workload.path is not None and (digest := _file_digest(workload.path)) is not None:
+        facts["path"] = digest  # the same file under another name is the same workload
     return facts
 
 

@@ -24,6 +24,9 @@ class TrialState(StrEnum):
     ABORTED = "aborted"
     """Stopped by a failure of the environment; it says nothing of the configuration."""
 
+    DROPPED = "dropped"
+    """Queued, but the space file changed before it was run."""
+
     @property
     def finished(self) -> bool:
         """Whether it counts towards the budget."""

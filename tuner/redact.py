@@ -7,7 +7,9 @@ it looks like one (`hf_...`, `sk-...`, credentials in a URL, a bearer token). It
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from tuner.types import ENV_PREFIX, JsonValue
 
 MASK = "***"
 
@@ -55,8 +57,14 @@ def redact_text(text: str) -> str:
     return _PAIR.sub(_mask_pair, text)
 
 
-def redact_yaml(text: str) -> str:
-    """A YAML document with its secrets masked, and still YAML: a bare `***` would be an alias."""
+def redact_yaml(text: str, secrets: Iterable[str] = ()) -> str:
+    """A YAML document with its secrets masked, and still YAML: a bare `***` would be an alias.
+
+    Args:
+        secrets: texts that are known to be secret, whatever they look like.
+    """
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
     return re.sub(
         rf"(?<=[\s,\[{{]){re.escape(MASK)}(?=[\s,\]}}]|$)", f'"{MASK}"', redact_text(text)
     )
@@ -65,6 +73,20 @@ def redact_yaml(text: str) -> str:
 def redact_env(env: Mapping[str, str]) -> dict[str, str]:
     """A copy of `env` with secret values masked; empty values stay empty."""
     return {name: _mask_variable(name, value) for name, value in env.items()}
+
+
+def redact_settings(settings: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """A copy of flags (or `env.X`) by name with the values of secret ones masked."""
+    return {name: _mask_setting(name, value) for name, value in settings.items()}
+
+
+def secrets_of(settings: Mapping[str, JsonValue]) -> list[str]:
+    """The texts in `settings` that `redact_settings` and `redact_env` mask."""
+    return [
+        str(value)
+        for name, value in settings.items()
+        if value and _mask_setting(name, value) != value and isinstance(value, str | int)
+    ]
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
@@ -80,6 +102,17 @@ def redact_argv(argv: Sequence[str]) -> list[str]:
             # A secret option may take several values: all of them up to the next option.
             masked.append(MASK if secret else redact_text(word))
     return masked
+
+
+def _mask_setting(name: str, value: JsonValue) -> JsonValue:
+    plain = name.removeprefix(ENV_PREFIX).replace("-", "_")
+    if isinstance(value, str):
+        return MASK if value and _FLAG_NAME.search(plain) else _mask_variable(plain, value)
+    if isinstance(value, list):
+        return [_mask_setting(name, item) for item in value]
+    if isinstance(value, dict):
+        return redact_settings(value)
+    return value
 
 
 def _mask_variable(name: str, value: str) -> str:

@@ -58,8 +58,7 @@ def run_study(space: Path, options: RunOptions, console: Console) -> None:
     location = StudyLocation.of(spec.name, options.storage)
     store = StudyStore.open_for_writing(location)
     try:
-        with store.errors_named():
-            _run_locked(spec, store, console)
+        _run_locked(spec, store, console)
     finally:
         store.close()
 

@@ -13,7 +13,7 @@ class Ending(StrEnum):
 
     TRIALS = "the trials of the budget are used up"
     TIME = "the time of the budget is used up"
-    EXHAUSTED = "every point of the search space was measured"
+    EXHAUSTED = "nothing is left of the search space that was not measured"
 
 
 def used_up(study: StudyRecord, budget: BudgetSpec) -> Ending | None:

@@ -97,7 +97,7 @@ class StudyLoop:
             EnvironmentProblem: a failure that no configuration can mend.
             InputError: the workload cannot be made with this model.
             Interrupted: the task was cancelled; the running trial is marked and queued again.
-            NoResult: vLLM refuses everything that the space offers.
+            NoResult: the constraints or vLLM leave nothing of the space.
         """
         self._store.mark_finished(False)
         await self._recover()
@@ -126,11 +126,22 @@ class StudyLoop:
                 )
         for number in self._store.interrupt_left_trials():
             self._listener.notice(f"trial {number} was interrupted; it is run again")
+        self._drop_outdated()
         queued = self._store.next_queued()
         known = any(t.is_reference and t.state.finished for t in self._store.trials())
         if not known and not (queued is not None and queued.is_reference):
             params, _ = self._space.reference()
             self._store.queue(params, self._encodable(params), is_reference=True)
+
+    def _drop_outdated(self) -> None:
+        """Take out of the queue what the space file, edited since, does not ask for any more."""
+        while (queued := self._store.next_queued()) is not None:
+            if queued.is_reference:
+                if queued.params == self._space.reference()[0]:
+                    return
+            elif self._encodable(queued.params).keys() == self._search.distributions.keys():
+                return
+            self._store.drop_queued()
 
     def _encodable(self, params: Mapping[str, JsonValue]) -> dict[str, OptunaValue]:
         """Those parameters that are searched and lie within the space."""
@@ -160,7 +171,6 @@ class StudyLoop:
 
         A refused start costs ten seconds and more, the question milliseconds.
         """
-        answer = ConfigAnswer(accepted=True)
         for _ in range(REFUSALS_IN_A_ROW):
             candidate = self._search.propose()
             if candidate is None:
@@ -168,10 +178,14 @@ class StudyLoop:
             answer = await self._ask(candidate.config)
             if answer.accepted:
                 return candidate
+            if answer.cause.blame is Blame.ENVIRONMENT:
+                raise _environment_problem(Failure(answer.cause, Stage.LAUNCH, answer.error))
             self._search.refuse(candidate)
+        if self.record().best is not None:
+            return None
         raise NoResult(
-            f"vLLM refuses {REFUSALS_IN_A_ROW} configurations of this space in a row: "
-            f"{answer.error}",
+            f"vLLM refuses {REFUSALS_IN_A_ROW} configurations of this space in a row, "
+            f"the last one so: {answer.error}",
             "`tuner check SPACE` shows the space; a line under `constraints:` can exclude these",
         )
 

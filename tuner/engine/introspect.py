@@ -24,6 +24,7 @@ from tuner.engine.asking import PROBE, Asker, VllmPython, where_vllm_is
 from tuner.engine.base import ProgressSink
 from tuner.engine.flags import FlagTable
 from tuner.errors import EnvironmentProblem
+from tuner.redact import MASK
 from tuner.types import ServerSpec
 
 _INSTALL = "Install it (pip install vllm), or set `server: command:` to where it is."
@@ -59,7 +60,10 @@ def server_env(server: ServerSpec, more: Mapping[str, str] | None = None) -> dic
     VLLM_API_KEY is left out: the server listens on this machine alone, and would turn the
     tuner's own requests away.
     """
-    env = {**os.environ, **server.env, **(more or {})}
+    set_here = {**server.env, **(more or {})}
+    # A study's database holds secrets masked; then the caller's own environment has them.
+    known = {name: value for name, value in set_here.items() if MASK not in value}
+    env = {**os.environ, **known}
     env.pop("VLLM_API_KEY", None)
     return env
 

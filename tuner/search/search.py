@@ -25,8 +25,8 @@ from tuner.space import Space
 from tuner.types import EngineConfig, JsonValue, SearchSpec, Verdict
 
 PROPOSALS_PER_TRIAL = 100
-"""How often a sampler may propose what cannot be launched before points are drawn at random:
-a model that is told only of refusals seldom finds the way out of them."""
+"""How often a sampler may propose what is known or excluded before points are drawn at
+random: a sampler may keep to a corner that the constraints exclude."""
 
 ENUMERATE_UP_TO = 20_000
 """Spaces up to this size are listed when the sampler is stuck, to know what is left."""
@@ -62,7 +62,8 @@ class Search:
         self._random = np.random.default_rng(seed)
         self.distributions = {knob.name: distribution(knob) for knob in self._knobs}
         self._mirror = optuna.create_study(direction="maximize", sampler=self._sampler)
-        self._known: dict[str, str] = {}  # digest of a configuration -> why not again
+        self._known: set[str] = set()  # digests of what was measured or refused
+        self._scores: list[float] = []  # of what may win
 
     # --- learning ---
 
@@ -72,7 +73,7 @@ class Search:
         Parameters that lie outside of the space, or that are not set, cannot be learned
         from; the configuration is remembered all the same.
         """
-        self._known[config.digest] = "measured"
+        self._known.add(config.digest)
         if set(params) >= set(self.distributions) and all(
             self._space.contains(name, params[name]) for name in self.distributions
         ):
@@ -80,12 +81,18 @@ class Search:
 
     def refuse(self, candidate: Candidate) -> None:
         """Learn that vLLM's own check does not take a candidate."""
-        self._known[candidate.config.digest] = "refused"
+        self._known.add(candidate.config.digest)
         self._tell_mirror(candidate.params, 0.0, refused())
 
     def _tell_mirror(
         self, params: Mapping[str, JsonValue], score: float, constraints: Mapping[str, float]
     ) -> None:
+        if all(value <= 0 for value in constraints.values()):
+            self._scores.append(score)
+        elif self._scores:
+            # A model of the score must not take infeasible points for slow ones: they are
+            # told with the mean, and their constraints say the rest.
+            score = sum(self._scores) / len(self._scores)
         values = {name: params[name] for name in self.distributions}
         self._mirror.enqueue_trial(encode(values))
         self._mirror.sampler = optuna.samplers.RandomSampler()  # no model is fitted for this
@@ -106,17 +113,13 @@ class Search:
         for _ in range(PROPOSALS_PER_TRIAL):
             trial = self._ask()
             candidate = self._candidate(trial.params)
-            violated = self._space.violated(candidate.params)
-            if violated is None and candidate.config.digest not in self._known:
-                # The verdict is told under these parameters once it is known.
-                self._mirror.tell(trial, state=optuna.trial.TrialState.FAIL)
+            # What the sampler is to learn of it is told later, under these parameters; what a
+            # constraint excludes is no lesson for its model, only another draw.
+            self._mirror.tell(trial, state=optuna.trial.TrialState.FAIL)
+            if self._is_new(candidate):
                 return candidate
-            if violated is not None:
-                _tell(self._mirror, trial, 0.0, refused())
-            else:
-                self._mirror.tell(trial, state=optuna.trial.TrialState.FAIL)
-                if self._sampler_repeats():
-                    break
+            if candidate.config.digest in self._known and self._sampler_repeats():
+                break
         return self._any_other()
 
     def _ask(self) -> optuna.Trial:
@@ -138,11 +141,13 @@ class Search:
         drawing = optuna.create_study(
             sampler=optuna.samplers.RandomSampler(seed=int(self._random.integers(2**32)))
         )
+        found = 0
         for _ in range(RANDOM_DRAWS):
             candidate = self._candidate(drawing.ask(self.distributions).params)
             if self._is_new(candidate):
                 return candidate
-        if not self._known:
+            found += self._space.violated(candidate.params) is None
+        if not found:
             raise NoResult(
                 f"none of {RANDOM_DRAWS} random points satisfies the constraints",
                 "loosen `constraints:` or widen the ranges of `search_space:`",
@@ -164,10 +169,8 @@ class Search:
         return None
 
     def _is_new(self, candidate: Candidate) -> bool:
-        return (
-            candidate.config.digest not in self._known
-            and self._space.violated(candidate.params) is None
-        )
+        known = candidate.config.digest in self._known
+        return not known and self._space.violated(candidate.params) is None
 
     def _candidate(self, stored: Mapping[str, OptunaValue]) -> Candidate:
         params = self._space.normalise(decode(self._knobs, stored))

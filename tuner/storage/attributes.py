@@ -14,8 +14,17 @@ import optuna
 from pydantic import TypeAdapter
 
 from tuner.records import TrialRecord, TrialState
-from tuner.redact import redact_env
-from tuner.types import EngineConfig, Failure, JsonValue, Measurement, Outcome
+from tuner.redact import redact_env, redact_settings, redact_yaml, secrets_of
+from tuner.types import (
+    ENV_PREFIX,
+    Choice,
+    EngineConfig,
+    Failure,
+    JsonValue,
+    Measurement,
+    Outcome,
+    StudySpec,
+)
 
 STATE = "state"
 REFERENCE = "reference"
@@ -35,18 +44,28 @@ T = TypeVar("T")
 
 def to_json(value: object) -> Any:
     """Plain JSON of a frozen dataclass of `tuner.types` or `tuner.engine.base`."""
-    return TypeAdapter(type(value)).dump_python(value, mode="json")
+    return _adapter(type(value)).dump_python(value, mode="json")
 
 
 def from_json(data: Any, kind: type[T]) -> T:
     """The inverse of `to_json`."""
-    adapter: TypeAdapter[T] = TypeAdapter(kind)
-    return adapter.validate_python(data)
+    value: T = _adapter(kind).validate_python(data)
+    return value
+
+
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    """Kept, because building one takes longer than using it."""
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def config_json(config: EngineConfig) -> dict[str, JsonValue]:
     """A configuration as JSON, secrets masked; `trial_record` reads it back."""
-    return {"args": dict(config.args), "env": dict(redact_env(config.env))}
+    return {"args": redact_settings(config.args), "env": dict(redact_env(config.env))}
 
 
 def outcome_attributes(outcome: Outcome) -> dict[str, JsonValue]:
@@ -73,11 +92,10 @@ def outcome_attributes(outcome: Outcome) -> dict[str, JsonValue]:
     return figures
 
 
-def trial_record(frozen: optuna.trial.FrozenTrial) -> TrialRecord:
-    """A trial as plain data."""
+def trial_record(frozen: optuna.trial.FrozenTrial, directory: Path) -> TrialRecord:
+    """A trial as plain data; `directory` is where it writes."""
     attributes = frozen.user_attrs
     config = attributes.get(CONFIG)
-    directory = attributes.get(DIRECTORY)
     params: Mapping[str, JsonValue] = attributes.get(PARAMS, {})
     return TrialRecord(
         number=frozen.number,
@@ -88,7 +106,7 @@ def trial_record(frozen: optuna.trial.FrozenTrial) -> TrialRecord:
         score=frozen.value,
         constraints=frozen.constraints,
         outcome=_outcome(attributes),
-        directory=Path(directory) if directory is not None else None,
+        directory=directory if DIRECTORY in attributes else None,
         effective=attributes.get(EFFECTIVE, {}),
         command=tuple(attributes.get(COMMAND, ())),
         duration_s=attributes.get(DURATION),
@@ -115,3 +133,17 @@ def _state(frozen: optuna.trial.FrozenTrial) -> TrialState:
         case _:
             stored = frozen.user_attrs.get(STATE, TrialState.INTERRUPTED.value)
             return TrialState(stored)
+
+
+def masked_text(spec: StudySpec) -> str:
+    """The space file with its secrets masked; what is left is still a space file."""
+    settings = [spec.server.args, spec.reference]
+    settings += [{f"{ENV_PREFIX}{name}": value} for name, value in spec.server.env.items()]
+    settings += [
+        {knob.name: choice}
+        for knob in spec.search_space
+        if isinstance(knob, Choice)
+        for choice in knob.choices
+    ]
+    secrets = [secret for setting in settings for secret in secrets_of(setting)]
+    return redact_yaml(spec.text, secrets)

@@ -58,6 +58,16 @@ class StudyLocation:
         return Path(str(url.database)) if is_file else None
 
     @property
+    def lock_path(self) -> Path:
+        """One for each study in each database, from wherever it is opened."""
+        database = self.sqlite_path
+        return (
+            self.directory / "lock"
+            if database is None
+            else database.with_suffix(f".{self.name}.lock")
+        )
+
+    @property
     def shown_url(self) -> str:
         """The URL without its password."""
         return make_url(self.url).render_as_string(hide_password=True)
@@ -97,12 +107,16 @@ def open_database(location: StudyLocation, *, must_exist: bool) -> optuna.storag
         raise InputError(f"there is no study database {path}", _MAKES_ONE)
     # Wait for another process's write rather than fail at once.
     arguments = {"connect_args": {"timeout": 30}} if path is not None else {}
-    return optuna.storages.RDBStorage(location.url, engine_kwargs=arguments)
+    try:
+        return optuna.storages.RDBStorage(location.url, engine_kwargs=arguments)
+    except (ImportError, RuntimeError) as error:
+        # No driver for this URL; a schema of another Optuna.
+        raise _unusable(location, error) from error
 
 
 @contextlib.contextmanager
 def storage_errors(location: StudyLocation) -> Iterator[None]:
-    """Turn what a database can do wrong into one message.
+    """Turn what a database or the disk can do wrong into one message.
 
     Raises:
         EnvironmentProblem: instead of Optuna's, SQLAlchemy's and the system's own errors.
@@ -111,8 +125,7 @@ def storage_errors(location: StudyLocation) -> Iterator[None]:
         yield
     except optuna.exceptions.StorageInternalError as error:
         raise _unusable(location, error.__cause__ or error) from error
-    except (SQLAlchemyError, ImportError, OSError, RuntimeError) as error:
-        # ImportError: no driver for this URL; RuntimeError: Optuna's word for a foreign schema.
+    except (SQLAlchemyError, OSError) as error:
         raise _unusable(location, error) from error
 
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
+import time
+from collections.abc import Mapping
 from pathlib import Path
+
+import psutil
 
 from tuner.errors import EnvironmentProblem
 
+_PATIENCE_S = 0.5
+
 
 class StudyLock:
-    """An advisory lock on `<directory>/lock`.
+    """An advisory lock on a file beside the database.
 
     The kernel drops it when its holder dies, however it dies, so there is no stale lock.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / "lock"
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
@@ -27,8 +34,8 @@ class StudyLock:
         """
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            _lock_patiently(descriptor)
+        except BlockingIOError as error:
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
             raise EnvironmentProblem(
@@ -58,3 +65,45 @@ class StudyLock:
         finally:
             os.close(descriptor)
         return False
+
+
+def _lock_patiently(descriptor: int) -> None:
+    """Take the lock; who only looks whether it is held (`is_held`) has it for a moment.
+
+    Raises:
+        BlockingIOError: someone keeps it.
+    """
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def this_process() -> dict[str, str | int | float]:
+    """Enough to know later, on this machine, whether this process still runs."""
+    process = psutil.Process()
+    return {
+        "host": socket.gethostname(),
+        "pid": process.pid,
+        "create_time": process.create_time(),
+    }
+
+
+def is_gone(owner: Mapping[str, str | int | float]) -> bool:
+    """Whether the process that `this_process` described is known to have ended.
+
+    Of another machine's process nothing is known, so that it counts as running.
+    """
+    if owner["host"] != socket.gethostname():
+        return False
+    try:
+        process = psutil.Process(int(owner["pid"]))
+        return abs(process.create_time() - float(owner["create_time"])) > 1.0
+    except psutil.NoSuchProcess:
+        return True

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
 
 from tuner.engine.base import ProcessRecord
-from tuner.errors import InputError
+from tuner.errors import EnvironmentProblem, InputError
 from tuner.records import StudyRecord, StudyState, TrialRecord, TrialState
-from tuner.redact import redact_argv, redact_yaml
+from tuner.redact import redact_argv
 from tuner.storage import attributes as attribute
+from tuner.storage.attributes import masked_text
 from tuner.storage.location import StudyLocation, open_database, storage_errors
-from tuner.storage.lock import StudyLock
+from tuner.storage.lock import StudyLock, is_gone, this_process
 from tuner.types import Failure, JsonValue, Outcome, StudySpec, Suggestion, Verdict
 
 SCHEMA_VERSION = 1
@@ -30,8 +31,26 @@ _SPEC_PATH = "tuner:space_file_path"
 _FINGERPRINT = "tuner:fingerprint"
 _VERSIONS = "versions"
 _FINISHED = "finished"
+_OWNER = "tuner:owner"
 
 ParseSpec = Callable[[str, Path], StudySpec]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _errors_named(
+    method: Callable[Concatenate[StudyStore, P], T],
+) -> Callable[Concatenate[StudyStore, P], T]:
+    """Within the method, a full disk or a broken database is an `EnvironmentProblem`."""
+
+    @functools.wraps(method)
+    def guarded(self: StudyStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with storage_errors(self.location):
+            return method(self, *args, **kwargs)
+
+    return guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +83,7 @@ class StudyStore:
         self._storage = storage
         self._study = study
         self._lock = lock
+        self._claimed = False
 
     # --- opening ---
 
@@ -84,7 +104,7 @@ class StudyStore:
                     f"there is no study {location.name!r} in {location.shown_url}",
                     "`tuner run SPACE` makes one",
                 ) from error
-            store = cls(location, storage, study, StudyLock(location.directory))
+            store = cls(location, storage, study, StudyLock(location.lock_path))
             store._check_schema()
             return store
 
@@ -98,12 +118,13 @@ class StudyStore:
         """
         with storage_errors(location):
             location.directory.mkdir(parents=True, exist_ok=True)
-            lock = StudyLock(location.directory)
+            lock = StudyLock(location.lock_path)
             lock.acquire()
             try:
                 storage = open_database(location, must_exist=False)
                 store = cls(location, storage, _create(location.name, storage), lock)
                 store._check_schema()
+                store._claim()
             except BaseException:
                 lock.release()
                 raise
@@ -114,7 +135,7 @@ class StudyStore:
         """A study without a database, for simulations; logs go to `directory`."""
         location = StudyLocation(name, directory, "sqlite://")
         storage = optuna.storages.InMemoryStorage()
-        return cls(location, storage, _create(name, storage), StudyLock(directory))
+        return cls(location, storage, _create(name, storage), StudyLock(location.lock_path))
 
     def _check_schema(self) -> None:
         schema = self._study.user_attrs.get(_SCHEMA, SCHEMA_VERSION)
@@ -124,18 +145,28 @@ class StudyStore:
                 "upgrade the tuner, or start another study with --study NAME",
             )
 
+    def _claim(self) -> None:
+        """Where a database has no file to lock, its study names who works on it."""
+        if self.location.sqlite_path is not None:
+            return
+        owner = self._study.user_attrs.get(_OWNER)
+        if owner is not None and not is_gone(owner):
+            raise EnvironmentProblem(
+                f"another tuner works on this study (process {owner['pid']} on {owner['host']})",
+                "wait for it, stop it with Ctrl-C, or start another study with --study NAME; "
+                "if it was killed, run the same command on that machine",
+            )
+        self._study.set_user_attr(_OWNER, this_process())
+        self._claimed = True
+
     def close(self) -> None:
         """Close the database and give the lock back."""
+        if self._claimed:
+            self._study.set_user_attr(_OWNER, None)
         if isinstance(self._storage, optuna.storages.RDBStorage):
             self._storage.remove_session()
             self._storage.engine.dispose()
         self._lock.release()
-
-    @contextlib.contextmanager
-    def errors_named(self) -> Iterator[None]:
-        """Within, a full disk or a broken database is an `EnvironmentProblem`."""
-        with storage_errors(self.location):
-            yield
 
     # --- the study ---
 
@@ -150,6 +181,7 @@ class StudyStore:
         stored: Mapping[str, JsonValue] = self._study.user_attrs.get(_FINGERPRINT, {})
         return stored
 
+    @_errors_named
     def bind(
         self,
         spec: StudySpec,
@@ -163,22 +195,29 @@ class StudyStore:
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 study.set_metric_names(["score"])
         study.set_user_attr(_SCHEMA, SCHEMA_VERSION)
-        study.set_user_attr(_FINGERPRINT, dict(fingerprint))
+        known = {name: value for name, value in fingerprint.items() if value is not None}
+        # What could not be told this time (no vLLM to ask) is still what it was.
+        study.set_user_attr(_FINGERPRINT, {**fingerprint, **self.fingerprint, **known})
         study.set_user_attr(_VERSIONS, dict(versions))
         study.set_user_attr(_SPEC_PATH, str(spec.path))
-        study.set_user_attr(_SPEC, redact_yaml(spec.text))
-        (self.location.directory / "space.yaml").write_text(
-            redact_yaml(spec.text), encoding="utf-8"
-        )
+        text = masked_text(spec)
+        study.set_user_attr(_SPEC, text)
+        (self.location.directory / "space.yaml").write_text(text, encoding="utf-8")
 
+    @_errors_named
     def mark_finished(self, finished: bool) -> None:
         """Remember whether the budget is used up."""
         self._study.set_user_attr(_FINISHED, finished)
 
+    @_errors_named
     def trials(self) -> list[TrialRecord]:
         """All trials, by number."""
-        return [attribute.trial_record(t) for t in self._study.get_trials(deepcopy=False)]
+        return [
+            attribute.trial_record(t, self._trial_path(t.number))
+            for t in self._study.get_trials(deepcopy=False)
+        ]
 
+    @_errors_named
     def read(self, parse_spec: ParseSpec) -> StudyRecord:
         """The whole study as plain data.
 
@@ -203,7 +242,8 @@ class StudyStore:
         )
 
     def _state(self, trials: list[TrialRecord], *, finished: bool) -> StudyState:
-        if self._lock.is_held():
+        owner = self._study.user_attrs.get(_OWNER)
+        if self._lock.is_held() or (owner is not None and not is_gone(owner)):
             return StudyState.RUNNING
         if finished:
             return StudyState.FINISHED
@@ -211,6 +251,7 @@ class StudyStore:
 
     # --- the queue ---
 
+    @_errors_named
     def queue(
         self,
         params: Mapping[str, JsonValue],
@@ -231,6 +272,7 @@ class StudyStore:
         }
         self._study.enqueue_trial(dict(encoded), user_attrs=marks)
 
+    @_errors_named
     def next_queued(self) -> Queued | None:
         """What `start` would start, or None."""
         return next(iter(self._queued()), None)
@@ -248,6 +290,7 @@ class StudyStore:
 
     # --- a trial's life ---
 
+    @_errors_named
     def start(
         self, distributions: Mapping[str, optuna.distributions.BaseDistribution]
     ) -> RunningTrial:
@@ -259,6 +302,7 @@ class StudyStore:
         trial = self._study.ask(dict(distributions))
         return RunningTrial(trial.number, trial)
 
+    @_errors_named
     def describe(
         self,
         trial: RunningTrial,
@@ -274,10 +318,12 @@ class StudyStore:
         trial.optuna_trial.set_user_attr(attribute.EFFECTIVE, dict(effective))
         return directory
 
+    @_errors_named
     def record_process(self, trial: RunningTrial, process: ProcessRecord) -> None:
         """Write down which processes belong to a running trial."""
         trial.optuna_trial.set_user_attr(attribute.PROCESS, attribute.to_json(process))
 
+    @_errors_named
     def finish(
         self, trial: RunningTrial, outcome: Outcome, verdict: Verdict, duration_s: float
     ) -> None:
@@ -289,11 +335,13 @@ class StudyStore:
             trial.optuna_trial.set_constraint(name, value)
         self._study.tell(trial.optuna_trial, verdict.score)
 
+    @_errors_named
     def interrupt(self, trial: RunningTrial) -> None:
         """Tell a trial that the user stopped, and queue it again."""
         trial.optuna_trial.set_user_attr(attribute.STATE, TrialState.INTERRUPTED.value)
         self._end_and_requeue(trial.number)
 
+    @_errors_named
     def abort(self, trial: RunningTrial, failure: Failure, duration_s: float) -> None:
         """Tell a trial that the environment ended, and queue it again."""
         self._write_outcome(trial, failure, duration_s)
@@ -307,13 +355,26 @@ class StudyStore:
         path = self.trial_directory(trial.number) / "outcome.json"
         path.write_text(json.dumps(attribute.to_json(outcome), indent=2) + "\n", encoding="utf-8")
 
+    @_errors_named
     def trial_directory(self, number: int) -> Path:
-        directory = self.location.directory / "trials" / f"{number:04d}"
+        """Where a trial writes; made if it is not there."""
+        directory = self._trial_path(number)
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
+    def _trial_path(self, number: int) -> Path:
+        return self.location.directory / "trials" / f"{number:04d}"
+
+    @_errors_named
+    def drop_queued(self) -> None:
+        """Take the first queued trial out of the queue; it is not run."""
+        trial = self._study.ask()
+        trial.set_user_attr(attribute.STATE, TrialState.DROPPED.value)
+        self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+
     # --- what a killed run left ---
 
+    @_errors_named
     def left_processes(self) -> list[ProcessRecord]:
         """The servers of trials that a dead tuner was running."""
         return [
@@ -322,6 +383,7 @@ class StudyStore:
             if attribute.PROCESS in t.user_attrs
         ]
 
+    @_errors_named
     def interrupt_left_trials(self) -> list[int]:
         """Mark trials that a dead tuner was running as interrupted and queue them again.
 
