@@ -14,11 +14,21 @@ PACKAGE = Path(__file__).parents[1] / "tuner"
 # From the bottom up; a module imports only from its own layer and those before it.
 LAYERS = [
     {"types", "errors", "redact", "versions"},
-    {"units", "names", "knobs", "expression_syntax", "expressions", "space", "spec", "records"},
+    {
+        "units",
+        "names",
+        "knobs",
+        "expression_syntax",
+        "expressions",
+        "space",
+        "spec",
+        "records",
+        "findings",
+    },
     {"engine", "load", "metrics", "objective", "stopping", "fingerprint"},
     {"evaluate", "search", "storage"},
-    {"study", "workbench", "export", "report", "checking"},
-    {"running", "exporting"},
+    {"study", "workbench", "export", "report"},
+    {"commands"},
     {"cli"},
 ]
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -29,7 +39,7 @@ ROOMS_OF = {
     "pydantic": {"spec", "storage"},
     "aiohttp": {"load", "metrics", "engine"},
     "typer": {"cli"},
-    "rich": {"report", "cli", "running"},
+    "rich": {"report", "cli", "commands"},
     "yaml": {"spec", "export"},
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from test_spec import BAD
 
 from tuner.cli import main
 
@@ -267,6 +268,19 @@ def test_bad_input_is_one_message_and_exit_2(space, capsys, arguments, code, tol
     captured = capsys.readouterr()
     assert told in captured.err
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_malformed_space_file_is_one_message_and_exit_2(in_tmp, capsys, name):
+    text, _, _ = BAD[name]
+    Path("space.yaml").write_text(text)
+    for command in ("check", "run"):
+        assert call(command, "space.yaml") == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: space.yaml")
+        assert "Traceback" not in captured.err
+    assert not Path("studies").exists()
 
 
 def test_run_without_vllm_is_exit_3_and_check_says_what_it_could_not_do(space, capsys):

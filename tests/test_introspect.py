@@ -289,15 +289,27 @@ async def test_config_checker_takes_no_answer_for_yes(
         assert (await checker.ask(["vllm", "serve", "org/model"], {})).resolved
 
 
-async def test_config_checker_takes_a_dead_process_for_yes(package: Path, argv: list[str]) -> None:
+def kill_probe() -> None:
+    for child in psutil.Process().children():
+        if "ask_vllm.py" in " ".join(child.cmdline()):
+            child.kill()
+
+
+async def test_config_checker_takes_a_dead_process_for_yes_and_starts_another_once(
+    package: Path, argv: list[str]
+) -> None:
     async with ConfigChecker(asked(package)) as checker:
         await checker.ask(argv, {})
-        for child in psutil.Process().children():
-            if "ask_vllm.py" in " ".join(child.cmdline()):
-                child.kill()
-        answer = await checker.ask(argv, {})
-    assert answer.accepted
-    assert answer.error
+        kill_probe()
+        unanswered = await checker.ask(argv, {})
+        assert (unanswered.accepted, unanswered.resolved) == (True, {})
+        assert unanswered.error
+        assert (await checker.ask(argv, {})).resolved
+        kill_probe()
+        assert (await checker.ask(argv, {})).error
+        final = await checker.ask(argv, {})
+    assert final.accepted
+    assert final.error
 
 
 async def test_config_checker_without_vllm_takes_everything() -> None:

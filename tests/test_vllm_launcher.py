@@ -398,3 +398,15 @@ async def test_launch_waits_until_the_last_server_s_device_memory_is_free(tmp_pa
     second = ready(await launching)
     assert second.device_use().device_peak_gib == pytest.approx((0.6,))
     await second.stop()
+
+
+async def test_launch_after_a_failed_one_does_not_read_its_log(tmp_path: Path) -> None:
+    launcher = VllmLauncher(SERVER, timing=TIMING)
+    taken = EngineConfig(SMALL, {"FAKE_VLLM_FAULT": "port_in_use"})
+    first = failed(await launcher.launch(taken, tmp_path, Watch().observer))
+    assert first.cause is FailureCause.PORT_IN_USE
+    slow = EngineConfig(SMALL, {"FAKE_VLLM_START_S": "1.5"})  # longer than decisive_grace_s
+    second = ready(await launcher.launch(slow, tmp_path, Watch().observer))
+    await second.stop()
+    assert "already in use" in (tmp_path / "server.1.log").read_text()
+    assert "already in use" not in (tmp_path / "server.log").read_text()

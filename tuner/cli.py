@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -19,6 +20,14 @@ if TYPE_CHECKING:
     from tuner.records import StudyRecord
     from tuner.report.console import ConsoleListener
     from tuner.types import JsonValue
+
+
+class ExportFormat(StrEnum):
+    """What `tuner export` writes."""
+
+    YAML = "yaml"
+    SHELL = "shell"
+    JSON = "json"
 
 
 class _Commands(TyperGroup):
@@ -65,11 +74,11 @@ Study = Annotated[
 ]
 StudyName = Annotated[
     str | None,
-    typer.Option("--study", help="The study's name, instead of the space file's."),
+    typer.Option("--study", metavar="NAME", help="The study's name, instead of the space file's."),
 ]
 InUrl = Annotated[
     str | None,
-    typer.Option("--study", help="Which study, where a storage URL holds several."),
+    typer.Option("--study", metavar="NAME", help="Which study, where a storage URL holds several."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -77,7 +86,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 @app.command()
 def check(space: Space, as_json: Json = False) -> None:
     """Validate a space file and show what it means; starts no server."""
-    from tuner.checking import check_space
+    from tuner.commands.check import check_space
     from tuner.report.check import check_document, print_check
 
     with _listener() as listener:
@@ -93,7 +102,9 @@ def run(
     space: Space,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="Finished trials at which to stop, instead of budget.trials."),
+        typer.Option(
+            min=1, metavar="N", help="Finished trials at which to stop, instead of budget.trials."
+        ),
     ] = None,
     time_budget: Annotated[
         str | None,
@@ -106,11 +117,11 @@ def run(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="Seed of the search, instead of search.seed."),
+        typer.Option(min=0, metavar="N", help="Seed of the search, instead of search.seed."),
     ] = None,
 ) -> None:
     """Tune a vLLM server; goes on where an earlier run of the study stopped."""
-    from tuner.running import RunOptions, run_study
+    from tuner.commands.run import RunOptions, run_study
 
     options = RunOptions(trials, time_budget, study, storage, seed)
     run_study(space, options, _console())
@@ -157,8 +168,8 @@ def show(
 def export(
     study: Study,
     form: Annotated[
-        str, typer.Option("--format", help="yaml (for `vllm serve --config`), shell or json.")
-    ] = "yaml",
+        ExportFormat, typer.Option("--format", help="YAML is for `vllm serve --config`.")
+    ] = ExportFormat.YAML,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write here, not to stdout."),
@@ -167,10 +178,10 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Hand out the best configuration, checked by the installed vLLM's own parser."""
-    from tuner.exporting import export_study
+    from tuner.commands.export import export_study
 
     with _listener() as listener:
-        text = export_study(_read(study, name), "json" if as_json else form, listener)
+        text = export_study(_read(study, name), "json" if as_json else form.value, listener)
     if output is None:
         sys.stdout.write(text)
     else:

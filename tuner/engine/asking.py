@@ -155,6 +155,11 @@ class Asker:
             raise NoAnswer(str(answer["unanswered"]))
         return answer
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still answer."""
+        return self._process.returncode is None
+
     async def flags(self) -> FlagTable:
         """All flags of `vllm serve`.
 

@@ -59,6 +59,7 @@ class ConfigChecker:
         self._server = server
         self._on_progress: ProgressSink = on_progress or _silent
         self._asker: Asker | None = None
+        self._restarted = False
         self._unavailable = ""
 
     async def __aenter__(self) -> ConfigChecker:
@@ -136,7 +137,18 @@ class ConfigChecker:
         try:
             return await self._asker.ask(question)
         except NoAnswer as error:
+            await self._give_up_on(self._asker, str(error))
             return str(error)
+
+    async def _give_up_on(self, asker: Asker, reason: str) -> None:
+        """A process that is gone is started once more, for the next question."""
+        if asker.is_alive:
+            return
+        await asker.close()
+        self._asker = None
+        if self._restarted:
+            self._unavailable = reason
+        self._restarted = True
 
     async def _start(self) -> None:
         try:

@@ -75,7 +75,7 @@ class VllmLauncher:
         self._device = device
         self._timing = timing or LaunchTiming()
         self._last_startup_s: float | None = None
-        self._idle_gib: tuple[float, ...] | None = None
+        self._idle_gib: dict[tuple[str, ...], tuple[float, ...]] = {}  # by the GPUs' UUIDs
 
     def command_line(self, config: EngineConfig, port: int) -> list[str]:
         """The argv that `launch` would start; secrets are not masked.
@@ -90,12 +90,14 @@ class VllmLauncher:
     ) -> VllmServer | Failure:
         """See `tuner.engine.base.Launcher.launch`."""
         check_model_folder(self._server.model)
+        env = server_env(self._server, config.env)
+        device = await self._free_device(env, observer.on_progress)
         port = free_port(HOST)
         command = self.command_line(config, port)
         self._write_record(trial_dir / RECORD_NAME, command, config)
-        env = server_env(self._server, config.env)
-        device = await self._free_device(env, observer.on_progress)
-        life = await self._begin(command, env, trial_dir / LOG_NAME, device)
+        log_path = trial_dir / LOG_NAME
+        _set_aside(log_path)
+        life = await self._begin(command, env, log_path, device)
         name = served_name(self._server, config)
         server = VllmServer(ServerHttp(f"http://{HOST}:{port}", name, self._timing.http), life)
         try:
@@ -122,13 +124,11 @@ class VllmLauncher:
         Raises:
             EnvironmentProblem: it stays in use; names who holds it.
         """
-        if self._device is None:
-            self._device = DeviceMonitor(env)
-        if self._idle_gib is None:
-            self._idle_gib = self._device.memory_used_gib()
-        await self._device.wait_until_free(self._idle_gib, on_progress=on_progress)
-        self._device.reset()
-        return self._device
+        device = self._device or DeviceMonitor(env)
+        idle_gib = self._idle_gib.setdefault(device.uuids, device.memory_used_gib())
+        await device.wait_until_free(idle_gib, on_progress=on_progress)
+        device.reset()
+        return device
 
     async def _begin(
         self, command: list[str], env: Mapping[str, str], log_path: Path, device: DeviceMonitor
@@ -205,6 +205,13 @@ class VllmLauncher:
             "tuner_version": __version__,
         }
         path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _set_aside(log_path: Path) -> None:
+    """Keep the log of an earlier attempt under another name: its words are not this one's."""
+    if log_path.exists():
+        attempts = len(list(log_path.parent.glob(f"{log_path.stem}.*{log_path.suffix}")))
+        log_path.rename(log_path.with_suffix(f".{attempts + 1}{log_path.suffix}"))
 
 
 def served_name(server: ServerSpec, config: EngineConfig) -> str:

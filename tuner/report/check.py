@@ -6,9 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tuner.checking import ASSUMED_START_S, ASSUMED_TPOT_S, Findings
 from tuner.engine.arguments import shell_line
-from tuner.redact import redact_env
+from tuner.findings import ASSUMED_START_S, ASSUMED_TPOT_S, Findings
 from tuner.report.console import duration, shown_value
 from tuner.types import Choice, FloatRange, IntRange, JsonValue, Knob
 
@@ -32,7 +31,7 @@ def print_check(console: Console, findings: Findings) -> None:
     for constraint in spec.constraints:
         _say(console, f"constraint (line {constraint.line}): {constraint.text}")
     _say(console, f"points: {_points(findings)}")
-    _say(console, f"first launch: {shell_line(findings.command, redact_env(spec.server.env))}")
+    _say(console, f"first launch: {shell_line(findings.command, findings.env)}")
     _say(console, f"time: {_time(findings)}")
     if findings.unchecked:
         _say(console, f"not checked against vLLM: {findings.unchecked}")
@@ -57,6 +56,7 @@ def check_document(findings: Findings) -> dict[str, JsonValue]:
         "constraints": [constraint.text for constraint in spec.constraints],
         "points": findings.points,
         "command": list(findings.command),
+        "env": dict(findings.env),
         "estimated_trial_s": round(findings.trial_s, 1),
         "estimated_total_s": round(findings.total_s, 1),
         "estimate_is_measured": findings.trial_s_is_measured,

@@ -40,6 +40,8 @@ class ConsoleListener:
         self._trial = ""
         self._left = ""
         self._said = ""
+        self._usual_s: dict[str, float] = {}  # how long each activity took in the last trial
+        self._last: Progress | None = None
 
     def __enter__(self) -> ConsoleListener:
         if self._console.is_terminal:
@@ -74,14 +76,18 @@ class ConsoleListener:
 
     def progress(self, progress: Progress) -> None:
         """Refreshes the live line; without a terminal, says each activity once."""
+        if self._last is not None and progress.activity != self._last.activity:
+            self._usual_s[self._last.activity] = self._last.elapsed_s
+        self._last = progress
         if self._status is None:
             if progress.activity != self._said:
                 self._said = progress.activity
                 self._print(f"  {progress.activity} ...")
             return
         elapsed = duration(progress.elapsed_s)
-        if progress.total_s is not None:
-            elapsed = f"{elapsed} of {duration(progress.total_s)}"
+        total_s = progress.total_s or self._usual_s.get(progress.activity)
+        if total_s is not None:
+            elapsed = f"{elapsed} of about {duration(total_s)}"
         detail = f"  {progress.detail}" if progress.detail else ""
         activity = f"{progress.activity} {elapsed}{detail}"
         prefix = f"{self._trial}: " if self._trial else ""
@@ -168,21 +174,24 @@ def print_summary(console: Console, study: StudyRecord, ending: Ending | None) -
     """The end of a run: why it ended, the best, and the gain over the reference."""
     if ending is not None:
         console.print(f"\n{ending.value}: {_counts(study)}", highlight=False, soft_wrap=True)
-    best, reference = study.best, study.reference
-    if best is None:
+    if study.best is None:
         console.print("no configuration worked so far", style="red", highlight=False)
         return
     console.print(comparison_table(study))
-    if reference is None or best.number == reference.number:
-        console.print("The reference is the best so far.", highlight=False)
-    elif study.gain is None:
-        console.print("The reference failed; there is no gain to tell.", highlight=False)
-    else:
-        console.print(
-            f"Gain over the reference: {study.gain:+.1%} (one measurement each; "
-            "a difference of a few percent can be noise)",
-            highlight=False,
-        )
+    console.print(_verdict(study, study.best), highlight=False, soft_wrap=True)
+
+
+def _verdict(study: StudyRecord, best: TrialRecord) -> str:
+    if best.is_reference:
+        return "The reference is the best so far."
+    if study.reference is None:
+        return "The reference was not measured yet; there is no gain to tell."
+    if study.gain is None:
+        return "The reference failed; there is no gain to tell."
+    return (
+        f"Gain over the reference: {study.gain:+.1%} (one measurement each; "
+        "a difference of a few percent can be noise)"
+    )
 
 
 def print_status(console: Console, study: StudyRecord) -> None:

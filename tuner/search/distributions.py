@@ -17,25 +17,25 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from tuner.knobs import count, value_at
 from tuner.types import Choice, FloatRange, IntRange, JsonValue, Knob
 
 OptunaValue: TypeAlias = "bool | int | float | str | None"
-
-_FLOAT_DIGITS = 10
-"""Enough for any grid a person writes, few enough that 0.7 + 3 x 0.01 is 0.73."""
 
 
 def distribution(knob: Knob) -> BaseDistribution:
     """The distribution that a knob is drawn from."""
     match knob:
-        case IntRange(low=low, high=high, step=step, log=log):
-            top = low + (high - low) // step * step  # Optuna wants the bound on the grid
+        case IntRange(low=low, step=step, log=log):
+            top = value_at(knob, (count(knob) or 1) - 1)  # Optuna wants the bound on the grid
+            assert isinstance(top, int)
             return IntDistribution(low, top, log=log, step=step)
-        case FloatRange(low=low, high=high, step=step, log=log):
-            if step is None:
-                return FloatDistribution(low, high, log=log)
-            steps = int((high - low) / step + 1e-9)
-            return FloatDistribution(low, round(low + steps * step, _FLOAT_DIGITS), step=step)
+        case FloatRange(low=low, high=high, step=None, log=log):
+            return FloatDistribution(low, high, log=log)
+        case FloatRange(low=low, step=step):
+            top = value_at(knob, (count(knob) or 1) - 1)
+            assert isinstance(top, int | float)
+            return FloatDistribution(low, float(top), step=step)
         case Choice(choices=choices):
             return CategoricalDistribution([encode_value(value) for value in choices])
 

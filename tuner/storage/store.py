@@ -6,7 +6,7 @@ import functools
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,7 +20,7 @@ from tuner.storage import attributes as attribute
 from tuner.storage.attributes import masked_text
 from tuner.storage.location import StudyLocation, open_database, storage_errors
 from tuner.storage.lock import StudyLock, is_gone, this_process
-from tuner.types import Failure, JsonValue, Outcome, StudySpec, Suggestion, Verdict
+from tuner.types import BudgetSpec, Failure, JsonValue, Outcome, StudySpec, Suggestion, Verdict
 
 SCHEMA_VERSION = 1
 """Raised when an older tuner could misread a study."""
@@ -32,6 +32,7 @@ _FINGERPRINT = "tuner:fingerprint"
 _VERSIONS = "versions"
 _FINISHED = "finished"
 _OWNER = "tuner:owner"
+_BUDGET = "tuner:budget"
 
 ParseSpec = Callable[[str, Path], StudySpec]
 
@@ -200,6 +201,7 @@ class StudyStore:
         study.set_user_attr(_FINGERPRINT, {**fingerprint, **self.fingerprint, **known})
         study.set_user_attr(_VERSIONS, dict(versions))
         study.set_user_attr(_SPEC_PATH, str(spec.path))
+        study.set_user_attr(_BUDGET, attribute.to_json(spec.budget))
         text = masked_text(spec)
         study.set_user_attr(_SPEC, text)
         (self.location.directory / "space.yaml").write_text(text, encoding="utf-8")
@@ -235,7 +237,7 @@ class StudyStore:
         trials = self.trials()
         return StudyRecord(
             name=self.location.name,
-            spec=parse_spec(stored[_SPEC], Path(stored[_SPEC_PATH])),
+            spec=_with_budget(parse_spec(stored[_SPEC], Path(stored[_SPEC_PATH])), stored),
             state=self._state(trials, finished=bool(stored.get(_FINISHED))),
             trials=trials,
             versions=stored.get(_VERSIONS, {}),
@@ -416,6 +418,13 @@ class StudyStore:
 
     def _in_state(self, state: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
         return self._study.get_trials(deepcopy=False, states=(state,))
+
+
+def _with_budget(spec: StudySpec, stored: Mapping[str, Any]) -> StudySpec:
+    """The command line may have set another budget than the file."""
+    if _BUDGET not in stored:
+        return spec
+    return replace(spec, budget=attribute.from_json(stored[_BUDGET], BudgetSpec))
 
 
 def _create(name: str, storage: optuna.storages.BaseStorage) -> optuna.Study:

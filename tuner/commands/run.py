@@ -15,7 +15,14 @@ from rich.console import Console
 
 from tuner import spec as spec_file
 from tuner.engine.arguments import command_words
-from tuner.errors import ExitCode, InputError, Interrupted, NoResult
+from tuner.errors import (
+    EnvironmentProblem,
+    ExitCode,
+    InputError,
+    Interrupted,
+    NoResult,
+    TunerError,
+)
 from tuner.evaluate import ServerEvaluator
 from tuner.export import export_best
 from tuner.fingerprint import differences, fingerprint
@@ -30,7 +37,7 @@ from tuner.study import StudyLoop
 from tuner.types import BudgetSpec, StudySpec, WorkloadSpec
 from tuner.units import parse_duration
 from tuner.versions import versions
-from tuner.workbench import Workbench, open_workbench
+from tuner.workbench import Workbench, open_workbench, remarks
 
 BEST_FILE = "best.yaml"
 """In the study's directory: what `tuner export` gives at the end of a run."""
@@ -65,11 +72,14 @@ def run_study(space: Path, options: RunOptions, console: Console) -> None:
 
 def _run_locked(spec: StudySpec, store: StudyStore, console: Console) -> None:
     ending: Ending | None = None
+    problem: TunerError | None = None
     try:
         with ConsoleListener(console, spec.budget) as listener:
-            ending = asyncio.run(_run(spec, store, listener))
+            ending, problem = asyncio.run(_run(spec, store, listener))
     finally:
         _show_end(spec, store, console, ending)
+    if problem is not None:
+        raise problem
     if _read(spec, store).best is None:
         raise NoResult(
             f"no configuration of the study {store.location.name!r} worked",
@@ -77,26 +87,37 @@ def _run_locked(spec: StudySpec, store: StudyStore, console: Console) -> None:
         )
 
 
-async def _run(spec: StudySpec, store: StudyStore, listener: ConsoleListener) -> Ending:
+async def _run(
+    spec: StudySpec, store: StudyStore, listener: ConsoleListener
+) -> tuple[Ending, TunerError | None]:
+    """How the study ended, and what was wrong with writing its best configuration."""
     with _stoppable(listener):
         async with open_workbench(spec, listener) as workbench:
             _bind(spec, store, workbench)
+            for remark in await remarks(spec, workbench):
+                listener.notice(f"note: {remark}")
             prepare = PrepareOnce(spec.workload)
             evaluator = ServerEvaluator(workbench.launcher, spec.workload, prepare)
             loop = StudyLoop(spec, store, evaluator, workbench, listener)
             ending = await loop.run()
-            await _write_best(loop.record(), store, workbench, listener)
-            return ending
+            return ending, await _write_best(loop.record(), store, workbench, listener)
 
 
 async def _write_best(
     study: StudyRecord, store: StudyStore, workbench: Workbench, listener: ConsoleListener
-) -> None:
+) -> TunerError | None:
     """Leave the best configuration beside the database, checked by vLLM."""
     if study.best is None:
-        return
-    text = await export_best(study, "yaml", workbench.flags, workbench.checker, listener.notice)
-    (store.location.directory / BEST_FILE).write_text(text, encoding="utf-8")
+        return None
+    path = store.location.directory / BEST_FILE
+    try:
+        text = await export_best(study, "yaml", workbench.flags, workbench.checker, listener.notice)
+        path.write_text(text, encoding="utf-8")
+    except TunerError as problem:
+        return problem
+    except OSError as error:
+        return EnvironmentProblem(f"{path} cannot be written: {error.strerror}")
+    return None
 
 
 def with_options(spec: StudySpec, options: RunOptions) -> StudySpec:

@@ -1,0 +1,1 @@
+"""What the longer commands do; `tuner.cli` parses and calls."""
