@@ -24,6 +24,7 @@ LAYERS = [
         "spec",
         "records",
         "findings",
+        "gain",
     },
     {"engine", "load", "metrics", "objective", "stopping", "fingerprint"},
     {"evaluate", "search", "storage"},

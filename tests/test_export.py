@@ -96,7 +96,7 @@ def test_export_yaml_tells_its_evidence_and_the_defaults_it_leaves():
     text, _, _ = export(study(REFERENCE, BEST))
     assert "trial 3" in text
     assert "620.0 output tokens/s" in text
-    assert "+24.0% over the reference" in text
+    assert "Score +24.0% over the reference: output tokens/s +24.0%" in text
     assert "gpu-memory-utilization=0.92" in text
 
 
@@ -160,7 +160,7 @@ def test_export_json_is_the_whole_record():
 
 def test_export_says_when_the_reference_is_the_best():
     text, _, _ = export(study(REFERENCE, trial(1, BEST_ARGS, 400.0)))
-    assert "This is the reference configuration" in text
+    assert "The reference is the best" in text
     assert "max-num-seqs" not in yaml.safe_load(text)
 
 

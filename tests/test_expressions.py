@@ -149,7 +149,7 @@ def test_names_longest_known_name_wins_over_a_minus() -> None:
     [
         ("a-b < 4", "not a known name", "spaces around the minus: `a - b`"),
         ("max-num-seq < 4", "unknown name `max-num-seq`", "`max-num-seqs`"),
-        ("max-num-seqs < fp8", "unknown name `fp8`", "quotes"),
+        ("max-num-seqs < fp8", "unknown name `fp8`", "quote it"),
         ("max-num-seqs AND a", "unknown name `AND`", "`and`"),
         ("env.vllm_cpu_kvcache_space < 4", "unknown name", ""),
         ("", "empty", "Delete"),

@@ -32,7 +32,7 @@ _TOKEN = re.compile(
 )
 _NUMBER_AFTER_NAME = re.compile(r"-\d+(?:\.\d+)?")
 _INSTEAD = {
-    "=": "Write `==` to compare.",
+    "=": "Write `==`, `<=` or `>=` to compare.",
     "!": "Write `not` or `!=`.",
     "&": "Write `and`.",
     "|": "Write `or`.",
@@ -157,7 +157,10 @@ def _unknown_hint(name: str, known: frozenset[str]) -> str:
     if guess := did_you_mean(name, known):
         return guess
     listed = ", ".join(sorted(known)[:12]) or "none"
-    return f"Words to compare with stand in quotes. Known names: {listed}."
+    return (
+        f"Search it under `search_space:` or fix it under `server.args:`, or quote it if it is a "
+        f"word to compare with. Known names: {listed}."
+    )
 
 
 def _placeholder(written: str, name: str, names: dict[str, str]) -> _Token:

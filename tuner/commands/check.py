@@ -48,7 +48,7 @@ async def _check(spec: StudySpec, watcher: Watcher) -> Findings:
         defaults: Mapping[str, JsonValue] = {}
         found = [*spec_file.warnings(spec), *unfitting(spec, {})]
         if flags is not None:
-            answer = await workbench.check(reference)
+            answer = await workbench.check(space.decode({}))
             defaults = _defaults(space, flags, answer.resolved)
             unchecked = answer.error if answer.accepted else ""
             found = await remarks(spec, workbench)
@@ -69,13 +69,12 @@ async def _check(spec: StudySpec, watcher: Watcher) -> Findings:
 def _defaults(
     space: Space, flags: FlagTable, resolved: Mapping[str, JsonValue]
 ) -> dict[str, JsonValue]:
-    """Of each searched flag: what vLLM resolves for this model and machine where the reference
-    leaves it unset, else its parser's default."""
+    """Of each searched flag: what vLLM resolves for this model and machine, else its parser's
+    default."""
     defaults: dict[str, JsonValue] = {}
-    set_by_reference, _ = space.reference()
     for name in space.knobs:
         flag = None if name.startswith(ENV_PREFIX) else flags.find(name)
-        if name in resolved and name not in set_by_reference:
+        if name in resolved:
             defaults[name] = resolved[name]
         elif flag is not None:
             defaults[name] = flag.default
@@ -90,12 +89,15 @@ def _unusable_model(spec: StudySpec) -> Iterator[str]:
 
 
 def _measured_trial_s(spec: StudySpec) -> float | None:
+    """Median of the study's trials, if they were of this server and workload."""
     with contextlib.suppress(TunerError):  # a broken study is `tuner run`'s matter
         store = StudyStore.open(StudyLocation.of(spec.name))
         try:
-            return store.read(lambda *_: spec).typical_trial_s
+            study = store.read(spec_file.parse)
         finally:
             store.close()
+        if (study.spec.workload, study.spec.server.model) == (spec.workload, spec.server.model):
+            return study.typical_trial_s
     return None
 
 

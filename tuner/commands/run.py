@@ -15,6 +15,8 @@ from rich.console import Console
 
 from tuner import spec as spec_file
 from tuner.engine.arguments import command_words
+from tuner.engine.introspect import find_python
+from tuner.engine.vllm import check_model_folder
 from tuner.errors import (
     EnvironmentProblem,
     ExitCode,
@@ -31,7 +33,7 @@ from tuner.metrics.device import DeviceMonitor
 from tuner.names import is_study_name
 from tuner.records import StudyRecord
 from tuner.report.console import ConsoleListener, print_summary
-from tuner.stopping import Ending
+from tuner.stopping import Ending, used_up
 from tuner.storage import StudyLocation, StudyStore
 from tuner.study import StudyLoop
 from tuner.types import BudgetSpec, StudySpec, WorkloadSpec
@@ -62,6 +64,9 @@ def run_study(space: Path, options: RunOptions, console: Console) -> None:
         Interrupted: the user stopped it; what was measured is kept.
     """
     spec = with_options(spec_file.load(space), options)
+    # Before anything is written: a study that cannot begin leaves nothing behind.
+    check_model_folder(spec.server.model)
+    find_python(spec.server)
     location = StudyLocation.of(spec.name, options.storage)
     store = StudyStore.open_for_writing(location)
     try:
@@ -76,8 +81,12 @@ def _run_locked(spec: StudySpec, store: StudyStore, console: Console) -> None:
     try:
         with ConsoleListener(console, spec.budget) as listener:
             ending, problem = asyncio.run(_run(spec, store, listener))
-    finally:
-        _show_end(spec, store, console, ending)
+    except InputError:
+        raise  # nothing was run: there is no end to show
+    except BaseException:
+        _show_end(spec, store, console, None)
+        raise
+    _show_end(spec, store, console, ending)
     if problem is not None:
         raise problem
     if _read(spec, store).best is None:
@@ -94,8 +103,9 @@ async def _run(
     with _stoppable(listener):
         async with open_workbench(spec, listener) as workbench:
             _bind(spec, store, workbench)
-            for remark in await remarks(spec, workbench):
-                listener.notice(f"note: {remark}")
+            if used_up(_read(spec, store), spec.budget) is None:
+                for remark in await remarks(spec, workbench):
+                    listener.notice(f"note: {remark}")
             prepare = PrepareOnce(spec.workload)
             evaluator = ServerEvaluator(workbench.launcher, spec.workload, prepare)
             loop = StudyLoop(spec, store, evaluator, workbench, listener)
@@ -224,7 +234,9 @@ def _show_end(spec: StudySpec, store: StudyStore, console: Console, ending: Endi
     print_summary(console, study, ending)
     if ending is None:
         _say(console, f"The study goes on with: tuner run {spec.path}")
-    elif study.best is not None:
+    elif ending is not Ending.EXHAUSTED:
+        _say(console, f"More trials or time: tuner run {spec.path} --trials N --time-budget D")
+    if ending is not None and study.best is not None:
         best_file = store.location.directory / BEST_FILE
         command = shlex.join(command_words(spec.server))
         _say(console, f"Deploy it with: {command} --config {best_file}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tuner.engine.arguments import adapt
 from tuner.engine.flags import FlagTable
 from tuner.errors import NoResult
+from tuner.gain import gain_sentence
 from tuner.records import StudyRecord, TrialRecord
 from tuner.types import EngineConfig, JsonValue
 
@@ -47,14 +48,9 @@ class Deployment:
                 f"{measured.served} of {measured.offered} requests served, "
                 f"score {trial.score or 0.0:.1f} (one measurement)"
             )
-        return [*lines, self._against_reference()]
-
-    def _against_reference(self) -> str:
-        if self.trial.is_reference:
-            return "This is the reference configuration: nothing that was tried scored higher."
-        if self.study.gain is None:
-            return "The reference configuration did not run, so no gain can be told."
-        return f"{self.study.gain:+.1%} over the reference configuration."
+        lines.append(gain_sentence(self.study))
+        lines.append("Relative paths are seen from the folder in which the study was run.")
+        return lines
 
 
 def best_deployment(study: StudyRecord, flags: FlagTable | None) -> Deployment:

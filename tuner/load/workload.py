@@ -130,7 +130,8 @@ def arrivals(spec: WorkloadSpec) -> tuple[float, ...] | None:
 
     Gaps are gamma-distributed with shape `burstiness` and mean 1/rate, that is of scale
     1/(rate * burstiness): the same as in vLLM's own serving benchmark. Shape 1 is a Poisson
-    process, below is burstier, above more even.
+    process, below is burstier, above more even. As there, the schedule is stretched so that
+    the rate comes out exactly: of a hundred gaps the mean alone would be off by a tenth.
     """
     rate = spec.request_rate_per_s
     if rate is None:
@@ -139,6 +140,8 @@ def arrivals(spec: WorkloadSpec) -> tuple[float, ...] | None:
         shape=spec.burstiness, scale=1 / (rate * spec.burstiness), size=spec.requests
     )
     due = np.cumsum(gaps) - gaps[0]
+    if due[-1] > 0:
+        due *= (spec.requests - 1) / rate / due[-1]
     return tuple(due.tolist())
 
 

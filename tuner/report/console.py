@@ -11,6 +11,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from tuner.gain import gain_sentence
 from tuner.records import StudyRecord, TrialRecord, TrialState
 from tuner.stopping import Ending, remaining_s
 from tuner.types import (
@@ -80,9 +81,7 @@ class ConsoleListener:
             self._usual_s[self._last.activity] = self._last.elapsed_s
         self._last = progress
         if self._status is None:
-            if progress.activity != self._said:
-                self._said = progress.activity
-                self._print(f"  {progress.activity} ...")
+            self._say_once(progress)
             return
         elapsed = duration(progress.elapsed_s)
         total_s = progress.total_s or self._usual_s.get(progress.activity)
@@ -92,6 +91,16 @@ class ConsoleListener:
         activity = f"{progress.activity} {elapsed}{detail}"
         prefix = f"{self._trial}: " if self._trial else ""
         self._status.update(escape(f"{prefix}{activity}{self._left}"))
+
+    def _say_once(self, progress: Progress) -> None:
+        """Each activity, and of a start each stage; a counter of requests would fill a log."""
+        stage = (
+            f": {progress.detail}" if progress.activity == "starting" and progress.detail else ""
+        )
+        said = progress.activity + stage
+        if said != self._said:
+            self._said = said
+            self._print(f"  {said} ...")
 
     def trial_finished(self, trial: TrialRecord, study: StudyRecord) -> None:
         """The line that stays."""
@@ -178,20 +187,7 @@ def print_summary(console: Console, study: StudyRecord, ending: Ending | None) -
         console.print("no configuration worked so far", style="red", highlight=False)
         return
     console.print(comparison_table(study))
-    console.print(_verdict(study, study.best), highlight=False, soft_wrap=True)
-
-
-def _verdict(study: StudyRecord, best: TrialRecord) -> str:
-    if best.is_reference:
-        return "The reference is the best so far."
-    if study.reference is None:
-        return "The reference was not measured yet; there is no gain to tell."
-    if study.gain is None:
-        return "The reference failed; there is no gain to tell."
-    return (
-        f"Gain over the reference: {study.gain:+.1%} (one measurement each; "
-        "a difference of a few percent can be noise)"
-    )
+    console.print(gain_sentence(study), highlight=False, soft_wrap=True)
 
 
 def print_status(console: Console, study: StudyRecord) -> None:

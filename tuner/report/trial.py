@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tuner.engine.arguments import shell_line
@@ -13,16 +12,16 @@ from tuner.records import TrialRecord
 from tuner.report.console import duration, shown_params, shown_value
 from tuner.types import Failure, Measurement, MemoryFacts, Percentiles
 
+_LABEL_WIDTH = 16
+
 
 def print_trial(console: Console, trial: TrialRecord) -> None:
     """Parameters, command line, measurement or failure, memory facts, where its log is."""
     console.print(_title(trial), highlight=False)
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
     for label, value in _rows(trial):
-        table.add_row(label, Text(value))
-    console.print(table)
+        # Not a table: a command line must come out as one line that can be pasted.
+        line = Text(f"{label:<{_LABEL_WIDTH}}", "dim").append(value, "not dim")
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _title(trial: TrialRecord) -> Text:
@@ -49,6 +48,7 @@ def _rows(trial: TrialRecord) -> Iterator[tuple[str, str]]:
         yield "constraints", " ".join(f"{k}={v:.3f}" for k, v in trial.constraints.items())
     if trial.directory is not None:
         yield "server log", str(trial.directory / "server.log")
+        yield "launch record", str(trial.directory / "launch.json")
 
 
 def _measurement_rows(measured: Measurement) -> Iterator[tuple[str, str]]:

@@ -32,6 +32,11 @@ def _on_utilization(spec: StudySpec) -> Iterator[str]:
 def _on_workload(spec: StudySpec) -> Iterator[str]:
     workload = spec.workload
     if workload.concurrency is None:
+        yield (
+            f"`request_rate: {workload.request_rate_per_s:g}` offers that rate and no more: every "
+            "configuration that keeps up has the same throughput, and the score does not see "
+            "latency. To find what is fastest, use `concurrency`"
+        )
         return
     if workload.concurrency > workload.requests:
         yield (
