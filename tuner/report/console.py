@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
@@ -39,7 +40,7 @@ class ConsoleListener:
         self._budget = budget or BudgetSpec(None, None)
         self._status: Status | None = None
         self._trial = ""
-        self._left = ""
+        self._ends_s: float | None = None
         self._said = ""
         self._usual_s: dict[str, float] = {}  # how long each activity took in the last trial
         self._last: Progress | None = None
@@ -69,11 +70,11 @@ class ConsoleListener:
         total = f"/{self._budget.trials}" if self._budget.trials is not None else ""
         self._trial = f"trial {study.finished_trials + 1}{total} (no. {suggestion.number})"
         left_s = remaining_s(study, self._budget)
-        self._left = f", about {duration(left_s)} left" if left_s is not None else ""
+        self._ends_s = None if left_s is None else time.monotonic() + left_s
         self._said = ""
         if self._status is None:
             what = shown_params(suggestion.params, is_reference=suggestion.is_reference)
-            self._print(f"{self._trial}: {what}{self._left}")
+            self._print(f"{self._trial}: {what}{self._left()}")
 
     def progress(self, progress: Progress) -> None:
         """Refreshes the live line; without a terminal, says each activity once."""
@@ -86,11 +87,16 @@ class ConsoleListener:
         elapsed = duration(progress.elapsed_s)
         total_s = progress.total_s or self._usual_s.get(progress.activity)
         if total_s is not None:
-            elapsed = f"{elapsed} of about {duration(total_s)}"
-        detail = f"  {progress.detail}" if progress.detail else ""
-        activity = f"{progress.activity} {elapsed}{detail}"
+            elapsed = f"{elapsed} of ~{duration(total_s)}"
+        detail = f", {progress.detail}" if progress.detail else ""
         prefix = f"{self._trial}: " if self._trial else ""
-        self._status.update(escape(f"{prefix}{activity}{self._left}"))
+        line = f"{prefix}{progress.activity} {elapsed}{detail}{self._left()}"
+        self._status.update(Text(line, no_wrap=True, overflow="ellipsis"))
+
+    def _left(self) -> str:
+        """Such as ", ~12 min 05 s left"; nothing where it is not known, or is over."""
+        left_s = 0.0 if self._ends_s is None else self._ends_s - time.monotonic()
+        return f", ~{duration(left_s)} left" if left_s >= 1 else ""
 
     def _say_once(self, progress: Progress) -> None:
         """Each activity, and of a start each stage; a counter of requests would fill a log."""
