@@ -336,6 +336,74 @@ def test_run_killed_leaves_no_server_and_resumes(space, capsys):
     assert "running" not in states
 
 
+def test_run_goes_on_when_the_reader_of_its_output_is_gone(space, capsys):
+    file = space()
+    script = f"set -o pipefail; {sys.executable} -m tuner.cli run {file} --trials 2 | head -1"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0
+    assert "Traceback" not in ran.stderr
+    assert status("fake", capsys)["finished_trials"] == 2
+
+
+def test_run_stopped_with_its_terminal_gone_is_still_130(space, capsys):
+    file = space(server=server(FAKE_VLLM_STEP_S="0.1"))
+    reading, writing = os.pipe()
+    tuner = subprocess.Popen(
+        [sys.executable, "-m", "tuner.cli", "run", file], stdout=writing, stderr=subprocess.PIPE
+    )
+    os.close(writing)
+    until(lambda: servers("model") or None)
+    os.close(reading)
+    tuner.send_signal(signal.SIGINT)
+    _, errors = tuner.communicate(timeout=60)
+    assert tuner.returncode == 130, errors
+    assert b"Traceback" not in errors
+    assert servers("model") == []
+
+
+def test_output_on_a_full_disk_is_one_message_and_exit_3(space):
+    assert call("run", space(), "--trials", "1") == 0
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "tuner.cli", "status", "fake", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert ran.returncode == 3
+    assert ran.stderr.startswith("error: the output cannot be written")
+    assert "Traceback" not in ran.stderr
+
+
+def test_output_that_is_not_utf8_loses_a_character_and_no_study(space):
+    tight = {"max-model-len": [512], "kv-cache-memory-bytes": ["1MiB"]}
+    file = space(search_space=tight)
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner.cli", "run", file, "--trials", "2"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert b"kv_too_small" in ran.stdout
+
+
+def test_run_without_enough_open_files_is_exit_3_before_any_start(space):
+    many = {**SPACE["workload"], "requests": 5000, "concurrency": 5000}
+    file = space(workload=many)
+    script = f"ulimit -n 256; exec {sys.executable} -m tuner.cli run {file}"
+    ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert ran.returncode == 3
+    assert "open files" in ran.stderr
+    assert not Path("studies").exists()
+
+
+def test_run_of_a_command_that_is_no_vllm_is_exit_3(space, capsys):
+    file = space(server={"command": ["/bin/false"], "model": "./model"})
+    assert call("run", file) == 3
+    assert "exit code 1" in capsys.readouterr().err
+    assert status("fake", capsys)["finished_trials"] == 0
+
+
 def test_second_tuner_on_one_study_is_turned_away(space, capsys):
     file = space(server=server(FAKE_VLLM_STEP_S="0.1"))
     first = start("run", file)

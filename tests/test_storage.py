@@ -118,10 +118,12 @@ def test_store_finds_what_a_dead_tuner_was_running(store):
     again = StudyStore.open_for_writing(StudyLocation.of("test"))
     try:
         assert again.left_processes() == [PROCESS]
-        assert again.interrupt_left_trials() == [trial.number]
+        (left,) = again.left_trials()
+        assert (left.trial.number, left.outcome) == (trial.number, None)
+        again.interrupt(left.trial)
         assert again.left_processes() == []
         assert again.next_queued() == Queued(PARAMS, is_reference=False)
-        assert again.interrupt_left_trials() == []
+        assert again.left_trials() == []
     finally:
         again.close()
 
@@ -129,9 +131,59 @@ def test_store_finds_what_a_dead_tuner_was_running(store):
 def test_store_queues_a_left_trial_once_though_killed_in_between(store):
     trial = start(store)
     store.queue(PARAMS, encode(PARAMS))  # as if the kill came between the queueing and the tell
-    assert store.interrupt_left_trials() == [trial.number]
+    (left,) = store.left_trials()
+    assert left.trial.number == trial.number
+    store.interrupt(left.trial)
     states = [t.state for t in read(store).trials]
     assert states.count(TrialState.WAITING) == 1
+
+
+def test_store_finishes_a_trial_whose_end_was_cut_off(store, monkeypatch):
+    trial = start(store)
+    measured = measurement(throughput=640.0)
+    verdict = judge(measured, ObjectiveSpec())
+    with monkeypatch.context() as patch:  # killed just before the last write
+        patch.setattr(optuna.Study, "tell", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            store.finish(trial, measured, verdict, 12.5)
+    assert read(store).trials[0].outcome is None
+    (left,) = store.left_trials()
+    assert (left.outcome, left.duration_s) == (measured, 12.5)
+    store.finish(left.trial, left.outcome, verdict, left.duration_s)
+    (record,) = read(store).trials
+    assert record.state is TrialState.MEASURED
+    assert record.outcome == measured
+    assert record.constraints == pytest.approx(dict(verdict.constraints))
+
+
+def test_open_refuses_a_study_that_is_not_a_tuner_s(in_tmp):
+    location = StudyLocation.of("foreign")
+    location.directory.mkdir(parents=True)
+    foreign = optuna.create_study(study_name="foreign", storage=location.url)
+    foreign.add_trial(optuna.trial.create_trial(value=1.0))
+    with pytest.raises(InputError, match="not a tuner's"):
+        StudyStore.open_for_writing(location)
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:"])
+def test_open_refuses_a_database_in_memory(in_tmp, url):
+    with pytest.raises(InputError, match="memory"):
+        StudyStore.open_for_writing(StudyLocation.of("x", url))
+
+
+def test_read_names_an_attribute_that_no_tuner_wrote(store):
+    trial = start(store)
+    trial.optuna_trial.set_user_attr("tuner:config", ["nonsense"])
+    with pytest.raises(EnvironmentProblem, match="trial 0"):
+        read(store)
+
+
+def test_second_tuner_elsewhere_is_kept_from_the_same_database(store, tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path / 'studies' / 'test' / 'study.db'}"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(EnvironmentProblem, match="another tuner"):
+        StudyStore.open_for_writing(StudyLocation.of("test", url))
 
 
 def test_study_state_follows_the_lock_and_the_mark(store):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from tuner.errors import ExitCode, InputError, Interrupted, TunerError
+from tuner.errors import EnvironmentProblem, ExitCode, InputError, Interrupted, TunerError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,27 +33,43 @@ class ExportFormat(StrEnum):
     JSON = "json"
 
 
+_LONGEST_MESSAGE = 3000
+
+
 class _Commands(TyperGroup):
     """Turns what a command raises into one message and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
         except TunerError as error:
             _fail(error)
         except (Interrupted, KeyboardInterrupt):
             sys.exit(ExitCode.INTERRUPTED)
         except BrokenPipeError:
             # The reader of our output has gone (`tuner status x | head`); nothing to say.
-            sys.stderr.close()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(ExitCode.OK)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EIO):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _fail(EnvironmentProblem(f"the output cannot be written: {error.strerror}"))
+        return result
 
 
 def _fail(error: TunerError) -> NoReturn:
-    print(f"error: {error.message}", file=sys.stderr)
+    print(f"error: {_readable(error.message)}", file=sys.stderr)
     if error.hint:
-        print(f"  {error.hint}", file=sys.stderr)
+        print(f"  {_readable(error.hint)}", file=sys.stderr)
     sys.exit(error.exit_code)
+
+
+def _readable(text: str) -> str:
+    """Without control characters of a hostile value, and not longer than anyone reads."""
+    shown = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    return shown if len(shown) <= _LONGEST_MESSAGE else shown[:_LONGEST_MESSAGE] + " …"
 
 
 app = typer.Typer(
@@ -124,7 +143,7 @@ def run(
     from tuner.commands.run import RunOptions, run_study
 
     options = RunOptions(trials, time_budget, study, storage, seed)
-    run_study(space, options, _console())
+    run_study(space, options, _steady_console())
 
 
 @app.command()
@@ -220,6 +239,17 @@ def _listener() -> ConsoleListener:
     return ConsoleListener(Console(stderr=True))
 
 
+def _steady_console() -> Console:
+    """For a study: it outlives its terminal and the reader of its output."""
+    from typing import IO, cast
+
+    from rich.console import Console
+
+    from tuner.report.steady import SteadyStream
+
+    return Console(file=cast("IO[str]", SteadyStream(sys.stdout)))
+
+
 def _note(text: str) -> None:
     print(text, file=sys.stderr)
 
@@ -239,6 +269,9 @@ def _write(path: Path, text: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the command `tuner`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows a `?`
     app(arguments)
 
 

@@ -17,7 +17,7 @@ from tuner.search import Candidate, Search
 from tuner.search.distributions import OptunaValue, encode
 from tuner.space import Space
 from tuner.stopping import Ending, used_up
-from tuner.storage import Queued, RunningTrial, StudyStore
+from tuner.storage import LeftTrial, Queued, RunningTrial, StudyStore
 from tuner.types import (
     Blame,
     EngineConfig,
@@ -124,14 +124,26 @@ class StudyLoop:
                 self._listener.notice(
                     f"ended the server that a killed run left behind (process {process.pgid})"
                 )
-        for number in self._store.interrupt_left_trials():
-            self._listener.notice(f"trial {number} was interrupted; it is run again")
+        for left in self._store.left_trials():
+            self._end_left(left)
         self._drop_outdated()
         queued = self._store.next_queued()
         known = any(t.is_reference and t.state.finished for t in self._store.trials())
         if not known and not (queued is not None and queued.is_reference):
             params, _ = self._space.reference()
             self._store.queue(params, self._encodable(params), is_reference=True)
+
+    def _end_left(self, left: LeftTrial) -> None:
+        """Finish the record of a trial that was over, run the others again."""
+        number, outcome = left.trial.number, left.outcome
+        if outcome is None or (isinstance(outcome, Failure) and _ends_the_study(outcome)):
+            self._store.interrupt(left.trial)
+            self._listener.notice(f"trial {number} was interrupted; it is run again")
+            return
+        verdict = judge(outcome, self._spec.objective)
+        self._store.finish(left.trial, outcome, verdict, left.duration_s)
+        self._remember(next(t for t in self._store.trials() if t.number == number))
+        self._listener.notice(f"trial {number} was over when the tuner was killed; it counts")
 
     def _drop_outdated(self) -> None:
         """Take out of the queue what the space file, edited since, does not ask for any more."""
@@ -259,8 +271,12 @@ def _ends_the_study(failure: Failure) -> bool:
     """Whether no other configuration can do better."""
     if failure.blame is Blame.ENVIRONMENT:
         return True
-    # A flag that vLLM does not have, where it could not be asked for its flags before.
-    return failure.cause is FailureCause.BAD_CONFIG and failure.exit_code == _ARGPARSE_EXIT_CODE
+    if failure.cause is FailureCause.BAD_CONFIG:
+        # A flag that vLLM does not have, where it could not be asked for its flags before.
+        return failure.exit_code == _ARGPARSE_EXIT_CODE
+    # Ended before vLLM said a word: it is not vLLM, or it is not let run (docker, permissions).
+    is_mute = failure.stage is Stage.LAUNCH and failure.memory.vllm_version is None
+    return failure.cause is FailureCause.UNKNOWN and is_mute and failure.exit_code is not None
 
 
 def _environment_problem(failure: Failure) -> EnvironmentProblem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shlex
 import signal
 from collections.abc import Iterator
@@ -45,6 +46,10 @@ BEST_FILE = "best.yaml"
 """In the study's directory: what `tuner export` gives at the end of a run."""
 
 
+OTHER_FILES = 128
+"""Open files that a study needs besides the load's connections: some thirty, and room."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """What the command line says instead of the space file; None leaves it to the file."""
@@ -67,6 +72,7 @@ def run_study(space: Path, options: RunOptions, console: Console) -> None:
     # Before anything is written: a study that cannot begin leaves nothing behind.
     check_model_folder(spec.server.model)
     find_python(spec.server)
+    make_room_for_connections(spec.workload)
     location = StudyLocation.of(spec.name, options.storage)
     store = StudyStore.open_for_writing(location)
     try:
@@ -128,6 +134,23 @@ async def _write_best(
     except OSError as error:
         return EnvironmentProblem(f"{path} cannot be written: {error.strerror}")
     return None
+
+
+def make_room_for_connections(workload: WorkloadSpec) -> None:
+    """Raise the limit of open files to what the load's connections need.
+
+    Raises:
+        EnvironmentProblem: the machine does not allow as many.
+    """
+    needed = min(workload.concurrency or workload.requests, workload.requests) + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise EnvironmentProblem(
+                f"the load needs some {needed} open files, but only {hard} are allowed here",
+                "raise the limit (`ulimit -Hn`), or lower the workload's concurrency",
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def with_options(spec: StudySpec, options: RunOptions) -> StudySpec:
@@ -209,8 +232,8 @@ def _stoppable(listener: ConsoleListener) -> Iterator[None]:
         if asked:
             os._exit(ExitCode.INTERRUPTED)
         asked = True
-        listener.notice("stopping the server (Ctrl-C again to leave at once) ...")
         task.cancel()
+        listener.notice("stopping the server (Ctrl-C again to leave at once) ...")
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for number in signals:

@@ -127,13 +127,15 @@ class ServerHttp:
     async def _listed(self) -> MemoryFacts | None:
         """What /v1/models says of our model; None if it does not list it."""
         data = (await self._json("/v1/models")).get("data")
-        entries = [entry for entry in data if isinstance(entry, dict)] if data else []  # type: ignore[union-attr]
+        listed = data if isinstance(data, list) else []
+        entries = [entry for entry in listed if isinstance(entry, dict)]
         names = [str(entry.get("id")) for entry in entries]
         if self.model_name not in names:
             self.problem = f"/v1/models lists {', '.join(names) or 'no model'}, not the one served"
             return None
         length = entries[names.index(self.model_name)].get("max_model_len")
-        return MemoryFacts(max_model_len_tokens=length if isinstance(length, int) else None)
+        sane = isinstance(length, int) and 0 < length < _ABSURD
+        return MemoryFacts(max_model_len_tokens=length if sane else None)  # type: ignore[arg-type]
 
     async def _complete(self) -> tuple[int, str]:
         """Status and text of the answer to a completion of one token; 0 where there is none."""
@@ -174,6 +176,9 @@ class ServerHttp:
 
 
 _POLL_S = 0.2
+
+_ABSURD = 2**53
+"""No count of tokens is as large, and larger integers do not survive JSON and SQLite."""
 
 
 def _limit(seconds: float) -> aiohttp.ClientTimeout:

@@ -8,6 +8,7 @@ vLLM sends `data: {json}` lines: one for each step that brought tokens, one with
 from __future__ import annotations
 
 import json
+from typing import TypeGuard
 
 from tuner.types import JsonValue, RequestStatus
 
@@ -15,6 +16,9 @@ MAX_LINE_BYTES = 1 << 20
 """An event of vLLM's has some 300 bytes; a line of this length is no event stream."""
 
 _MAX_ERROR_CHARACTERS = 300
+
+
+_ABSURD = 2**53
 
 
 class CompletionStream:
@@ -102,13 +106,18 @@ class CompletionStream:
         if not isinstance(usage, dict):
             return
         prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if isinstance(prompt, int) and isinstance(output, int) and prompt >= 0 and output >= 0:
+        if _is_count(prompt) and _is_count(output):
             self.prompt_tokens, self.output_tokens = prompt, output
             self._has_usage = True
 
     def _fail(self, error: str) -> None:
         """Remember the first error; what follows it is its consequence."""
         self._error = self._error or error
+
+
+def _is_count(value: JsonValue) -> TypeGuard[int]:
+    """Whether a server's number of tokens can be one."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _ABSURD
 
 
 def error_text(body: bytes) -> str:

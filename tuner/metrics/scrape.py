@@ -69,6 +69,10 @@ class CounterReset(ScrapeError):
     """A counter went backwards or the process is another: the measurement is void."""
 
 
+_ABSURD = 2.0**53
+"""No count of tokens or requests comes near, and floats stop counting there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One reading of the page: each wanted metric's values by labels.
@@ -121,7 +125,7 @@ def parse(page: str) -> Snapshot:
             for sample in family.samples:
                 if sample.name not in _WANTED:  # such as vllm:num_preemptions_created
                     continue
-                if not math.isfinite(sample.value):
+                if not abs(sample.value) < _ABSURD:  # nor is it NaN
                     raise ScrapeError(f"/metrics: {sample.name} is {sample.value}")
                 labels = tuple(sorted(sample.labels.items()))
                 metrics.setdefault(sample.name, {})[labels] = sample.value

@@ -233,6 +233,8 @@ class _Builder:
 
     def _scalar(self, node: yaml.ScalarNode) -> bool | int | float | str | None:
         text = str(node.value)
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise self._error(node, "half of a character (a surrogate) is no text", "Delete it.")
         kind = node.tag.removeprefix(_TAG)
         digits = text.replace("_", "")
         if kind == "str":
@@ -244,7 +246,7 @@ class _Builder:
         if kind == "int" and _INTEGER.fullmatch(text):
             return self._bounded(node, digits)
         if kind == "float" and (_FLOAT.fullmatch(text) or _INTEGER.fullmatch(text)):
-            number = float(digits.replace(".inf", "inf").replace(".nan", "nan").lower())
+            number = _float(digits.replace(".inf", "inf").replace(".nan", "nan").lower())
             if not math.isfinite(number):
                 raise self._error(
                     node, f"`{text}` is not a finite number", "Write a number, or leave it out."
@@ -254,7 +256,10 @@ class _Builder:
 
     def _bounded(self, node: yaml.ScalarNode, digits: str) -> int:
         """An integer of at most 63 bits; longer ones are a slip, and slow to read."""
-        number = int(digits, 0) if len(digits) <= 80 else 2**64
+        try:
+            number = int(digits, 0) if len(digits) <= 80 else 2**64
+        except ValueError as error:  # such as 0x_
+            raise self._error(node, f"`{node.value}` is not a number", "Write digits.") from error
         if abs(number) >= 2**63:
             raise self._error(node, f"`{digits[:20]}…` is too large", "Write a smaller number.")
         return number
@@ -268,6 +273,14 @@ class _Builder:
 
     def _error(self, node: yaml.Node, message: str, hint: str) -> InputError:
         return InputError(f"{self._path}:{_line(node)}: {message}", hint)
+
+
+def _float(digits: str) -> float:
+    """NaN for what only looks like a number, such as 0x10 under the tag !!float."""
+    try:
+        return float(digits)
+    except ValueError:
+        return math.nan
 
 
 def _line(node: yaml.Node) -> int:

@@ -222,6 +222,13 @@ class LengthSection(Section):
         return self
 
 
+MOST_REQUESTS = 1_000_000
+"""Prompts are kept in memory for a whole study; a million short ones take gigabytes."""
+
+MOST_IN_FLIGHT = 20_000
+"""Beyond this one client has no ports left on its own address."""
+
+
 class WorkloadSection(Section):
     """`workload:`"""
 
@@ -229,11 +236,11 @@ class WorkloadSection(Section):
     path: Text | None = None
     input_tokens: LengthSection | None = None
     output_tokens: LengthSection | None = None
-    requests: Whole
-    concurrency: Whole | None = None
+    requests: Annotated[int, BeforeValidator(_whole(1, MOST_REQUESTS))]
+    concurrency: Annotated[int, BeforeValidator(_whole(1, MOST_IN_FLIGHT))] | None = None
     request_rate: Positive | None = None
     burstiness: Positive | None = None
-    warmup: WholeOrZero | None = None
+    warmup: Annotated[int, BeforeValidator(_whole(0, MOST_REQUESTS))] | None = None
     request_timeout: Duration = 10 * 60.0
     seed: WholeOrZero = 0
 

@@ -6,6 +6,14 @@ attributes that a person can read in optuna-dashboard. One process writes at a t
 
 from tuner.storage.location import StudyLocation, find
 from tuner.storage.lock import StudyLock
-from tuner.storage.store import Queued, RunningTrial, StudyStore
+from tuner.storage.store import LeftTrial, Queued, RunningTrial, StudyStore
 
-__all__ = ["Queued", "RunningTrial", "StudyLocation", "StudyLock", "StudyStore", "find"]
+__all__ = [
+    "LeftTrial",
+    "Queued",
+    "RunningTrial",
+    "StudyLocation",
+    "StudyLock",
+    "StudyStore",
+    "find",
+]

@@ -92,20 +92,38 @@ def outcome_attributes(outcome: Outcome) -> dict[str, JsonValue]:
     return figures
 
 
+class MalformedRecord(Exception):
+    """An attribute holds what no tuner wrote."""
+
+
 def trial_record(frozen: optuna.trial.FrozenTrial, directory: Path) -> TrialRecord:
-    """A trial as plain data; `directory` is where it writes."""
+    """A trial as plain data; `directory` is where it writes.
+
+    Raises:
+        MalformedRecord: its attributes cannot be read.
+    """
+    try:
+        return _record(frozen, directory)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise MalformedRecord(f"trial {frozen.number}: {type(error).__name__}") from error
+
+
+def _record(frozen: optuna.trial.FrozenTrial, directory: Path) -> TrialRecord:
     attributes = frozen.user_attrs
     config = attributes.get(CONFIG)
     params: Mapping[str, JsonValue] = attributes.get(PARAMS, {})
+    state = _state(frozen)
+    # One that was cut off while its outcome was written has not come to an end.
+    told = state.finished or state is TrialState.ABORTED
     return TrialRecord(
         number=frozen.number,
-        state=_state(frozen),
+        state=state,
         params=params,
         config=EngineConfig(config["args"], config["env"]) if config is not None else None,
         is_reference=bool(attributes.get(REFERENCE)),
         score=frozen.value,
         constraints=frozen.constraints,
-        outcome=_outcome(attributes),
+        outcome=stored_outcome(attributes) if told else None,
         directory=directory if DIRECTORY in attributes else None,
         effective=attributes.get(EFFECTIVE, {}),
         command=tuple(attributes.get(COMMAND, ())),
@@ -113,7 +131,8 @@ def trial_record(frozen: optuna.trial.FrozenTrial, directory: Path) -> TrialReco
     )
 
 
-def _outcome(attributes: Mapping[str, Any]) -> Outcome | None:
+def stored_outcome(attributes: Mapping[str, Any]) -> Outcome | None:
+    """What `outcome_attributes` wrote, if it came to that."""
     if FAILURE in attributes:
         return from_json(attributes[FAILURE], Failure)
     if MEASUREMENT in attributes:

@@ -54,8 +54,14 @@ class StudyLocation:
                 f"{self.url!r} is not a storage URL",
                 "write it as SQLAlchemy does, such as sqlite:///studies/mine/study.db",
             ) from error
-        is_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
-        return Path(str(url.database)) if is_file else None
+        if url.get_backend_name() != "sqlite":
+            return None
+        if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
+            raise InputError(
+                f"{self.url} keeps the study in memory, where it would be lost",
+                "name a file: sqlite:///studies/mine/study.db",
+            )
+        return Path(str(url.database))
 
     @property
     def lock_path(self) -> Path:
@@ -131,9 +137,13 @@ def storage_errors(location: StudyLocation) -> Iterator[None]:
 
 def _unusable(location: StudyLocation, error: BaseException) -> EnvironmentProblem:
     reason = (str(getattr(error, "orig", None) or error).splitlines() or [repr(error)])[0]
+    hint = (
+        "another program holds it; close that and run the same command again"
+        if "locked" in reason
+        else "check that its disk has room, that you may write it, and that a tuner made it"
+    )
     return EnvironmentProblem(
-        f"the study database {location.shown_url} cannot be used: {reason}",
-        "check that its disk has room, that you may write it, and that a tuner made it",
+        f"the study database {location.shown_url} cannot be used: {reason}", hint
     )
 
 

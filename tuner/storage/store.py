@@ -17,7 +17,7 @@ from tuner.errors import EnvironmentProblem, InputError
 from tuner.records import StudyRecord, StudyState, TrialRecord, TrialState
 from tuner.redact import redact_argv
 from tuner.storage import attributes as attribute
-from tuner.storage.attributes import masked_text
+from tuner.storage.attributes import MalformedRecord, masked_text
 from tuner.storage.location import StudyLocation, open_database, storage_errors
 from tuner.storage.lock import StudyLock, is_gone, this_process
 from tuner.types import BudgetSpec, Failure, JsonValue, Outcome, StudySpec, Suggestion, Verdict
@@ -48,8 +48,14 @@ def _errors_named(
 
     @functools.wraps(method)
     def guarded(self: StudyStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with storage_errors(self.location):
-            return method(self, *args, **kwargs)
+        try:
+            with storage_errors(self.location):
+                return method(self, *args, **kwargs)
+        except MalformedRecord as error:
+            raise EnvironmentProblem(
+                f"the study {self.location.name!r} holds what no tuner wrote: {error}",
+                "start another study with --study NAME",
+            ) from error
 
     return guarded
 
@@ -68,6 +74,19 @@ class RunningTrial:
 
     number: int
     optuna_trial: optuna.Trial
+
+
+@dataclass(frozen=True, slots=True)
+class LeftTrial:
+    """A trial that was running when its tuner died.
+
+    Attributes:
+        outcome: if it was known already; then only the end of its record is missing.
+    """
+
+    trial: RunningTrial
+    outcome: Outcome | None
+    duration_s: float
 
 
 class StudyStore:
@@ -134,13 +153,21 @@ class StudyStore:
     @classmethod
     def in_memory(cls, name: str, directory: Path) -> StudyStore:
         """A study without a database, for simulations; logs go to `directory`."""
-        location = StudyLocation(name, directory, "sqlite://")
+        location = StudyLocation(name, directory, "memory://")
         storage = optuna.storages.InMemoryStorage()
         return cls(location, storage, _create(name, storage), StudyLock(location.lock_path))
 
     def _check_schema(self) -> None:
-        schema = self._study.user_attrs.get(_SCHEMA, SCHEMA_VERSION)
-        if schema > SCHEMA_VERSION:
+        schema = self._study.user_attrs.get(_SCHEMA)
+        if schema is None and (
+            self._study.get_trials(deepcopy=False)
+            or self._study.direction is not optuna.study.StudyDirection.MAXIMIZE
+        ):
+            raise InputError(
+                f"the study {self.location.name!r} in {self.location.shown_url} is not a tuner's",
+                "start another study with --study NAME",
+            )
+        if schema is not None and schema != SCHEMA_VERSION:
             raise InputError(
                 f"the study {self.location.name!r} was made by a newer tuner (schema {schema})",
                 "upgrade the tuner, or start another study with --study NAME",
@@ -334,7 +361,8 @@ class StudyStore:
         state = TrialState.MEASURED if verdict.feasible else TrialState.INFEASIBLE
         trial.optuna_trial.set_user_attr(attribute.STATE, state.value)
         for name, value in verdict.constraints.items():
-            trial.optuna_trial.set_constraint(name, value)
+            if name not in trial.optuna_trial.constraints:  # Optuna takes each only once
+                trial.optuna_trial.set_constraint(name, value)
         self._study.tell(trial.optuna_trial, verdict.score)
 
     @_errors_named
@@ -386,25 +414,22 @@ class StudyStore:
         ]
 
     @_errors_named
-    def interrupt_left_trials(self) -> list[int]:
-        """Mark trials that a dead tuner was running as interrupted and queue them again.
+    def left_trials(self) -> list[LeftTrial]:
+        """Trials that a dead tuner was running.
 
         Only with the lock held: then nobody else can be running them.
-
-        Returns:
-            Their numbers.
         """
-        running = self._in_state(optuna.trial.TrialState.RUNNING)
         study_id = self._storage.get_study_id_from_name(self.location.name)
-        for frozen in running:
+        left = []
+        for frozen in self._in_state(optuna.trial.TrialState.RUNNING):
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(
                 study_id, frozen.number
             )
-            self._storage.set_trial_user_attr(
-                trial_id, attribute.STATE, TrialState.INTERRUPTED.value
-            )
-            self._end_and_requeue(frozen.number)
-        return [frozen.number for frozen in running]
+            trial = RunningTrial(frozen.number, optuna.Trial(self._study, trial_id))
+            outcome = attribute.stored_outcome(frozen.user_attrs)
+            duration_s = frozen.user_attrs.get(attribute.DURATION, 0.0)
+            left.append(LeftTrial(trial, outcome, duration_s))
+        return left
 
     def _end_and_requeue(self, number: int) -> None:
         """Queue first: killed in between, the trial is still known to be owed."""
