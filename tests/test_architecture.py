@@ -28,7 +28,7 @@ LAYERS = [
     },
     {"engine", "load", "metrics", "objective", "stopping", "fingerprint"},
     {"evaluate", "search", "storage"},
-    {"study", "workbench", "export", "report"},
+    {"study", "workbench", "export", "report", "simulation"},
     {"commands"},
     {"cli"},
 ]
@@ -41,7 +41,7 @@ ROOMS_OF = {
     "aiohttp": {"load", "metrics", "engine"},
     "typer": {"cli"},
     "rich": {"report", "cli", "commands"},
-    "yaml": {"spec", "export"},
+    "yaml": {"spec", "export", "engine"},
 }
 
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if "probe" not in p.parts)

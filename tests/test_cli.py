@@ -13,14 +13,19 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from stand_in import COMMAND, FAST, MODULE, until, write_tiny_model
 from test_spec import BAD
 
 from tuner.cli import main
 
-FAKE = Path(__file__).with_name("fake_vllm.py")
 SPACE = {
     "study": "fake",
-    "server": {"command": ["{python}", str(FAKE), "serve"], "model": "./model"},
+    "server": {
+        "command": COMMAND,
+        "model": "./model",
+        "args": {"block-size": 32},
+        "env": FAST,
+    },
     "search_space": {
         "kv-cache-memory-bytes": ["1MiB", "4MiB"],
         "max-num-seqs": {"low": 2, "high": 64, "log": True},
@@ -42,8 +47,7 @@ SPACE = {
 @pytest.fixture
 def space(in_tmp):
     """A function that writes a space file with some sections changed."""
-    (in_tmp / "model").mkdir()
-    (in_tmp / "model" / "config.json").write_text("{}")
+    write_tiny_model(in_tmp / "model")
 
     def write(**changes):
         document = {**SPACE, **changes}
@@ -63,7 +67,7 @@ def call(*arguments):
 
 
 def server(**env):
-    return {**SPACE["server"], "env": env}
+    return {**SPACE["server"], "env": {**FAST, **env}}
 
 
 def status(study, capsys):
@@ -82,23 +86,12 @@ def start(*arguments):
     )
 
 
-def until(condition, limit_s=30.0):
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        if (result := condition()) is not None:
-            return result
-        time.sleep(0.05)
-    raise AssertionError(f"not within {limit_s} s")
-
-
 def servers(model):
     """Processes of servers on this test's model."""
     found = []
     for process in psutil.process_iter():
         try:
-            if str(FAKE) in process.cmdline() and process.cwd() == str(
-                Path(model).resolve().parent
-            ):
+            if MODULE in process.cmdline() and process.cwd() == str(Path(model).resolve().parent):
                 found.append(process)
         except psutil.Error:
             continue
@@ -128,7 +121,8 @@ def test_run_ends_with_a_configuration_to_deploy(space, capsys):
 
 
 def test_run_gives_every_trial_a_score_or_a_named_failure(space, capsys):
-    assert call("run", space(), "--trials", "8") == 0
+    # Slow enough for all requests to be there before the first has its answer.
+    assert call("run", space(server=server(SIMULATED_SPEED="2")), "--trials", "8") == 0
     trials = status("fake", capsys)["trials"]
     failed = [t for t in trials if t["failure"]]
     assert {t["failure"] for t in failed} == {"kv_too_small"}
@@ -196,7 +190,7 @@ def test_run_with_nothing_that_works_is_exit_4(space, capsys):
 
 
 def test_run_survives_a_server_that_dies_under_load(space, capsys):
-    assert call("run", space(server=server(FAKE_VLLM_FAULT="oom_under_load"))) == 4
+    assert call("run", space(server=server(SIMULATED_FAULT="oom_runtime"))) == 4
     trials = status("fake", capsys)["trials"]
     assert {t["failure"] for t in trials} <= {"oom_runtime", "kv_too_small"}
     assert trials[0]["failure"] == "oom_runtime"
@@ -204,7 +198,7 @@ def test_run_survives_a_server_that_dies_under_load(space, capsys):
 
 
 def test_run_survives_a_server_that_ignores_term(space, capsys):
-    faulty = server(FAKE_VLLM_FAULT="ignore_term", FAKE_VLLM_ENGINE="1")
+    faulty = server(SIMULATED_FAULT="ignore_term; leave_engine")
     started = time.monotonic()
     assert call("run", space(server=faulty), "--trials", "1") == 0
     assert time.monotonic() - started < 30
@@ -212,14 +206,14 @@ def test_run_survives_a_server_that_ignores_term(space, capsys):
 
 
 def test_run_stops_at_a_failure_of_the_environment_and_goes_on_when_mended(space, capsys):
-    assert call("run", space(server=server(FAKE_VLLM_FAULT="model_missing"))) == 3
+    assert call("run", space(server=server(SIMULATED_FAULT="model_not_found"))) == 3
     assert "model_not_found" in capsys.readouterr().err
     assert status("fake", capsys)["finished_trials"] == 0
     assert call("run", space()) == 0
 
 
 def test_run_ends_a_start_that_takes_too_long(space, capsys):
-    hanging = {**server(FAKE_VLLM_FAULT="hang_start"), "startup_timeout": "2s"}
+    hanging = {**server(SIMULATED_FAULT="hang_start"), "startup_timeout": "2s"}
     assert call("run", space(server=hanging), "--trials", "1") == 4
     assert status("fake", capsys)["trials"][0]["failure"] == "startup_timeout"
     assert servers("model") == []
@@ -300,10 +294,10 @@ def test_run_without_vllm_is_exit_3_and_check_says_what_it_could_not_do(space, c
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_run_stopped_by_a_signal_keeps_what_it_has(space, capsys, number):
-    slow = server(FAKE_VLLM_STEP_S="0.1", FAKE_VLLM_ENGINE="1")
-    tuner = start("run", space(server={**slow, "args": {"max-num-seqs": 64}} | {}, search_space={
-        "kv-cache-memory-bytes": ["1MiB", "4MiB"], "max-model-len": [256, 512],
-    }))  # fmt: skip
+    slow = server(SIMULATED_SPEED="0.05", SIMULATED_FAULT="leave_engine")
+    slow["args"] = {"max-num-seqs": 64, "block-size": 32}
+    knobs = {"kv-cache-memory-bytes": ["1MiB", "4MiB"], "max-model-len": [256, 512]}
+    tuner = start("run", space(server=slow, search_space=knobs))
     until(lambda: servers("model") or None)
     time.sleep(1.0)
     tuner.send_signal(number)
@@ -317,8 +311,9 @@ def test_run_stopped_by_a_signal_keeps_what_it_has(space, capsys, number):
 
 
 def test_run_killed_leaves_no_server_and_resumes(space, capsys):
-    slow = server(FAKE_VLLM_STEP_S="0.05", FAKE_VLLM_ENGINE="1", FAKE_VLLM_FAULT="ignore_term")
-    file = space(server=slow)
+    stubborn = "ignore_term once=first; leave_engine once=second"
+    slow = server(SIMULATED_SPEED="0.4", SIMULATED_FAULT=stubborn)
+    file = space(server=slow, search_space={"max-num-seqs": [32, 64]})
     tuner = start("run", file, "--trials", "3")
     until(lambda: servers("model") or None)
     time.sleep(1.0)
@@ -346,7 +341,7 @@ def test_run_goes_on_when_the_reader_of_its_output_is_gone(space, capsys):
 
 
 def test_run_stopped_with_its_terminal_gone_is_still_130(space, capsys):
-    file = space(server=server(FAKE_VLLM_STEP_S="0.1"))
+    file = space(server=server(SIMULATED_SPEED="0.05"))
     reading, writing = os.pipe()
     tuner = subprocess.Popen(
         [sys.executable, "-m", "tuner.cli", "run", file], stdout=writing, stderr=subprocess.PIPE
@@ -405,7 +400,7 @@ def test_run_of_a_command_that_is_no_vllm_is_exit_3(space, capsys):
 
 
 def test_second_tuner_on_one_study_is_turned_away(space, capsys):
-    file = space(server=server(FAKE_VLLM_STEP_S="0.1"))
+    file = space(server=server(SIMULATED_SPEED="0.05"))
     first = start("run", file)
     try:
         until(lambda: servers("model") or None)

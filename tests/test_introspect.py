@@ -22,7 +22,8 @@ from tuner.engine.introspect import CannotAsk, find_python, flag_table
 from tuner.errors import EnvironmentProblem
 from tuner.types import FailureCause, Progress, ServerSpec
 
-FAKE = Path(__file__).parent / "fake_vllm.py"
+SCRIPT = __file__
+"""A Python program that is not vLLM."""
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +92,7 @@ def test_find_python_reads_pips_form_for_long_paths(tmp_path: Path) -> None:
     [
         ((sys.executable, "-m", "vllm.entrypoints.openai.api_server"), True),
         (("{python}", "-m", "vllm.entrypoints.cli.main", "serve"), True),
-        (("{python}", str(FAKE), "serve"), False),
+        (("{python}", SCRIPT, "serve"), False),
         (("nice", "-n", "5", sys.executable, "-m", "vllm.x"), True),
         (("env", "A=1", sys.executable, "wrapper.py"), False),
     ],
@@ -179,7 +180,7 @@ async def test_flag_table_tells_how_long_it_takes(package: Path) -> None:
 
 
 async def test_flag_table_cannot_ask_a_python_without_vllm() -> None:
-    answer = await flag_table(server("{python}", str(FAKE), "serve"), quiet)
+    answer = await flag_table(server("{python}", SCRIPT, "serve"), quiet)
     assert answer == CannotAsk(f"{sys.executable} has no vLLM installed")
 
 
@@ -313,7 +314,7 @@ async def test_config_checker_takes_a_dead_process_for_yes_and_starts_another_on
 
 
 async def test_config_checker_without_vllm_takes_everything() -> None:
-    async with ConfigChecker(server("{python}", str(FAKE), "serve")) as checker:
+    async with ConfigChecker(server("{python}", SCRIPT, "serve")) as checker:
         answer = await checker.ask(["x", "serve", "m", "--nonsense"], {})
     assert answer.accepted
     assert answer.resolved == {}

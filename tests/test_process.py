@@ -480,6 +480,23 @@ async def test_stop_removes_shared_memory_of_orphans(trial: Trial, shared_name: 
 
 
 @needs_shm
+async def test_stop_removes_shared_memory_that_a_dying_engine_still_made(
+    trial: Trial, shared_name: str
+) -> None:
+    # As a vLLM that is told to stop in its start: the engine makes more, then ends before its
+    # stubborn parent is killed.
+    on_term = f"{MAPS_SHARED.format(name=shared_name)}time.sleep(1)\nos._exit(0)\n"
+    engine = (
+        f"{PRELUDE}def end(*_):\n{textwrap.indent(on_term, '    ')}"
+        f"signal.signal(signal.SIGTERM, end); {SLEEPER}"
+    )
+    process = await trial.spawn(f"child({engine!r})\n{STUBBORN}", grace_s=2.0, ups=2)
+    assert not os.path.exists(shared_name)
+    await process.stop()
+    assert not os.path.exists(shared_name)
+
+
+@needs_shm
 async def test_stop_leaves_shared_memory_that_is_older_than_the_server(
     trial: Trial, shared_name: str
 ) -> None:

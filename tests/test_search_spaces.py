@@ -16,6 +16,7 @@ EXAMPLES = [
     "cpu_tiny",
     "large_model_cpu_offload",
     "memory_constrained_gpu",
+    "quickstart",
     "small_model_single_gpu",
 ]
 

@@ -16,6 +16,7 @@ import aiohttp
 import psutil
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
+from stand_in import COMMAND, FAST, MODULE
 
 from tuner.engine.base import LaunchObserver, ProcessRecord
 from tuner.engine.vllm import LaunchTiming, VllmLauncher, check_model_folder, served_name
@@ -32,9 +33,9 @@ from tuner.types import (
     Stage,
 )
 
-FAKE = Path(__file__).parent / "fake_vllm.py"
 LOGS = Path(__file__).parent / "data" / "logs"
-SERVER = ServerSpec(("{python}", str(FAKE), "serve"), "org/tiny", {}, {}, 20.0)
+ENV = {**FAST, "SIMULATED_DEVICE": "a10-24g"}
+SERVER = ServerSpec(tuple(COMMAND), "org/tiny", {}, ENV, 20.0)
 SMALL: dict[str, JsonValue] = {"max-model-len": 512, "kv-cache-memory-bytes": "8M"}
 TIMING = LaunchTiming(poll_s=0.05, decisive_grace_s=0.3, stop_grace_s=1.0)
 
@@ -118,11 +119,12 @@ async def test_launch_gives_a_server_that_serves(tmp_path: Path) -> None:
         server = ready(started)
         assert await complete(server) == [200]
         assert server.model_name == "org/tiny"
-        assert server.memory.vllm_version == "0.32.0"
-        assert server.memory.kv_cache_tokens == 2032
+        assert server.memory.vllm_version == "0.32.0+simulated.x50"
+        assert server.memory.simulated
+        assert server.memory.kv_cache_tokens == 2048
         assert server.memory.max_model_len_tokens == 512
-        assert server.memory.max_concurrency == pytest.approx(3.97)
-        assert server.memory.weights_gib == 0.3
+        assert server.memory.max_concurrency == 4.0
+        assert server.memory.weights_gib == 0.07
         assert 0 < (server.memory.startup_s or 0) < 20
         assert server.examine() is None
         assert (server.device_use().host_peak_gib or 0) > 0
@@ -132,21 +134,21 @@ async def test_launch_gives_a_server_that_serves(tmp_path: Path) -> None:
 
 
 async def test_launch_records_the_command_without_secrets(tmp_path: Path) -> None:
-    server = replace(SERVER, env={"HF_TOKEN": "hf_secret"})
+    server = replace(SERVER, env={**ENV, "HF_TOKEN": "hf_secret"})
     args = {**SMALL, "max-num-seqs": 16}
     async with launched(tmp_path, args, server=server, A="1") as started:
         base_url = ready(started).base_url
     record = json.loads((tmp_path / "launch.json").read_text())
-    assert record["command"][:4] == [sys.executable, str(FAKE), "serve", "org/tiny"]
+    assert record["command"][:5] == [sys.executable, "-m", MODULE, "serve", "org/tiny"]
     assert record["command"][-2:] == ["--port", base_url.rpartition(":")[2]]
-    assert record["env"] == {"HF_TOKEN": "***", "A": "1"}
+    assert record["env"] == {**ENV, "HF_TOKEN": "***", "A": "1"}
     assert "hf_secret" not in (tmp_path / "launch.json").read_text()
     assert "--max-num-seqs 16" in record["shell"]
     assert "Application startup complete" in (tmp_path / "server.log").read_text()
 
 
 async def test_launch_waits_until_a_completion_works(tmp_path: Path) -> None:
-    async with launched(tmp_path, FAKE_VLLM_FAULT="slow_ready") as started:
+    async with launched(tmp_path, SIMULATED_FAULT="not_yet seconds=0.7") as started:
         server = ready(started)
         assert (server.memory.startup_s or 0) > 0.7
         assert await complete(server) == [200]
@@ -173,12 +175,12 @@ async def test_launch_does_not_pass_an_api_key_on(
         ({"kv-cache-memory-bytes": "4M"}, "", FailureCause.KV_TOO_SMALL, 1),
         ({"kv-cache-memory-bytes": "1k"}, "", FailureCause.KV_NO_BLOCKS, 1),
         ({"max-num-seqs": 4096, "max-num-batched-tokens": 64}, "", FailureCause.BAD_CONFIG, 1),
-        ({"max-num-seqs": 2048}, "", FailureCause.OOM_WARMUP, 1),
+        (SMALL, "oom_warmup", FailureCause.OOM_WARMUP, 1),
         ({"no-such-flag": 1}, "", FailureCause.BAD_CONFIG, 2),
         (SMALL, "oom_load", FailureCause.OOM_LOAD, 1),
         (SMALL, "oom_profile", FailureCause.OOM_PROFILE, 1),
-        (SMALL, "killed", FailureCause.HOST_OOM, -9),
-        (SMALL, "model_missing", FailureCause.MODEL_NOT_FOUND, 1),
+        (SMALL, "host_oom exit=-9", FailureCause.HOST_OOM, -9),
+        (SMALL, "model_not_found", FailureCause.MODEL_NOT_FOUND, 1),
         (SMALL, "port_in_use", FailureCause.PORT_IN_USE, 1),
     ],
 )
@@ -189,7 +191,7 @@ async def test_launch_says_why_a_start_fails(
     cause: FailureCause,
     exit_code: int,
 ) -> None:
-    async with launched(tmp_path, args, FAKE_VLLM_FAULT=fault) as started:
+    async with launched(tmp_path, args, SIMULATED_FAULT=fault) as started:
         failure = failed(started)
     assert (failure.cause, failure.exit_code) == (cause, exit_code)
     assert failure.log_path == tmp_path / "server.log"
@@ -201,20 +203,20 @@ async def test_launch_gives_the_numbers_of_a_kv_cache_that_is_too_small(tmp_path
     args: dict[str, JsonValue] = {"kv-cache-memory-bytes": "4M", "max-model-len": 2048}
     async with launched(tmp_path, args) as started:
         failure = failed(started)
-    assert failure.stage is Stage.KV_ALLOCATION
+    assert failure.stage is Stage.PROFILING  # vLLM says nothing when bytes are given
     assert failure.numbers["estimated_max_model_len_tokens"] == 1008
-    assert failure.memory.weights_gib == 0.3
+    assert failure.memory.weights_gib == 0.07
 
 
 async def test_launch_gives_up_at_the_time_limit(tmp_path: Path) -> None:
-    server = replace(SERVER, startup_timeout_s=1.0)
+    server = replace(SERVER, startup_timeout_s=3.0)
     begin_s = time.monotonic()
-    async with launched(tmp_path, server=server, FAKE_VLLM_FAULT="hang_start") as started:
+    async with launched(tmp_path, server=server, SIMULATED_FAULT="hang_start") as started:
         failure = failed(started)
     assert failure.cause is FailureCause.STARTUP_TIMEOUT
     assert failure.stage is Stage.LOADING
     assert failure.line == (
-        "not ready after 1 s, while loading the weights: /health: ClientConnectorError"
+        "not ready after 3 s, while loading the weights: /health: ClientConnectorError"
     )
     assert time.monotonic() - begin_s < 10
 
@@ -234,8 +236,8 @@ async def test_launch_ends_a_server_that_says_it_failed_and_lingers(tmp_path: Pa
 
 
 async def test_launch_classifies_a_real_log(tmp_path: Path) -> None:
-    log = str(LOGS / "cpu_0.32_kv_too_small.log")
-    async with launched(tmp_path, FAKE_VLLM_LOG=log) as started:
+    log = LOGS / "cpu_0.32_kv_too_small.log"
+    async with launched(tmp_path, SIMULATED_FAULT=f"replay file={log}") as started:
         failure = failed(started)
     assert failure.cause is FailureCause.KV_TOO_SMALL
     assert failure.memory.vllm_version == "0.32.0"
@@ -288,14 +290,14 @@ async def test_launch_uses_the_served_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "cause", "exit_code"),
     [
-        ("oom_under_load", FailureCause.OOM_RUNTIME, 0),
-        ("killed_under_load", FailureCause.HOST_OOM, -9),
+        ("oom_runtime", FailureCause.OOM_RUNTIME, 0),
+        ("server_killed", FailureCause.HOST_OOM, -9),
     ],
 )
 async def test_died_tells_of_a_death_under_load(
     tmp_path: Path, fault: str, cause: FailureCause, exit_code: int
 ) -> None:
-    async with launched(tmp_path, FAKE_VLLM_FAULT=fault) as started:
+    async with launched(tmp_path, SIMULATED_FAULT=fault) as started:
         server = ready(started)
         dying = asyncio.create_task(server.died())
         await complete(server, 10)
@@ -303,12 +305,13 @@ async def test_died_tells_of_a_death_under_load(
         # Whether the engine's words or the process' end are seen first is chance.
         assert failure.cause is cause
         assert failure.exit_code in (exit_code, None)
-        assert failure.memory.kv_cache_tokens == 2032
+        assert failure.memory.kv_cache_tokens == 2048
         assert server.examine() == failure
 
 
 async def test_died_tells_of_an_engine_that_dies_with_exit_code_0(tmp_path: Path) -> None:
-    async with launched(tmp_path, FAKE_VLLM_FAULT="die_after_ready_rc0") as started:
+    async with launched(tmp_path, SIMULATED_FAULT="crash stage=load after=2") as started:
+        await complete(ready(started))
         failure = await asyncio.wait_for(ready(started).died(), 10)
     assert failure.cause is FailureCause.CRASH
     assert "illegal memory access" in failure.line
@@ -316,7 +319,8 @@ async def test_died_tells_of_an_engine_that_dies_with_exit_code_0(tmp_path: Path
 
 
 async def test_died_tells_of_a_dead_engine_behind_a_living_process(tmp_path: Path) -> None:
-    async with launched(tmp_path, FAKE_VLLM_FAULT="engine_dead") as started:
+    async with launched(tmp_path, SIMULATED_FAULT="engine_dead after=2") as started:
+        await complete(ready(started))
         failure = await asyncio.wait_for(ready(started).died(), 10)
     assert failure.cause is FailureCause.CRASH
     assert failure.exit_code is None
@@ -338,7 +342,7 @@ async def test_died_is_not_called_by_stop(tmp_path: Path) -> None:
 async def test_stop_ends_an_engine_that_ignores_signals(tmp_path: Path) -> None:
     watch = Watch()
     async with launched(
-        tmp_path, watch=watch, FAKE_VLLM_ENGINE="1", FAKE_VLLM_FAULT="ignore_term"
+        tmp_path, watch=watch, SIMULATED_FAULT="ignore_term; leave_engine"
     ) as started:
         ready(started)
         assert len(watch.alive) == 2
@@ -348,7 +352,7 @@ async def test_stop_ends_an_engine_that_ignores_signals(tmp_path: Path) -> None:
 async def test_launch_leaves_nothing_when_it_is_cancelled(tmp_path: Path) -> None:
     watch, under_way = Watch(), asyncio.Event()
     observer = LaunchObserver(watch.records.append, lambda _: under_way.set())
-    config = EngineConfig(SMALL, {"FAKE_VLLM_FAULT": "hang_start"})
+    config = EngineConfig(SMALL, {"SIMULATED_FAULT": "hang_start"})
     launcher = VllmLauncher(SERVER, timing=TIMING)
     launching = asyncio.create_task(launcher.launch(config, tmp_path, observer))
     await under_way.wait()
@@ -402,10 +406,12 @@ async def test_launch_waits_until_the_last_server_s_device_memory_is_free(tmp_pa
 
 async def test_launch_after_a_failed_one_does_not_read_its_log(tmp_path: Path) -> None:
     launcher = VllmLauncher(SERVER, timing=TIMING)
-    taken = EngineConfig(SMALL, {"FAKE_VLLM_FAULT": "port_in_use"})
+    taken = EngineConfig(SMALL, {"SIMULATED_FAULT": "port_in_use"})
     first = failed(await launcher.launch(taken, tmp_path, Watch().observer))
     assert first.cause is FailureCause.PORT_IN_USE
-    slow = EngineConfig(SMALL, {"FAKE_VLLM_START_S": "1.5"})  # longer than decisive_grace_s
+    slow = EngineConfig(
+        SMALL, {"SIMULATED_FAULT": "slow_start seconds=1.5"}
+    )  # longer than decisive_grace_s
     second = ready(await launcher.launch(slow, tmp_path, Watch().observer))
     await second.stop()
     assert "already in use" in (tmp_path / "server.1.log").read_text()

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from tuner.errors import EnvironmentProblem, ExitCode, InputError, Interrupted, TunerError
+from tuner.types import SamplerKind
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -209,11 +210,33 @@ def export(
 
 
 @app.command()
+def simulate(
+    space: Space,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Trials a study, instead of budget.trials."),
+    ] = None,
+    sampler: Annotated[SamplerKind | None, typer.Option(help="Instead of search.sampler.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, metavar="K", help="How many studies.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Run whole studies on the simulated engine and tell how near they came to the optimum."""
+    from tuner.commands.simulate import simulate_space
+    from tuner.report.simulation import print_simulation, simulation_document
+
+    report = simulate_space(space, trials=trials, sampler=sampler, seeds=seeds)
+    if as_json:
+        _print_json(simulation_document(report))
+    else:
+        print_simulation(_console(), report)
+
+
+@app.command()
 def version() -> None:
     """Show the versions of the tuner and of what it stands on."""
-    from tuner.versions import versions
+    from tuner.commands.version import all_versions
 
-    for part, number in versions().items():
+    for part, number in all_versions().items():
         print(f"{part} {number}")
 
 

@@ -13,15 +13,13 @@ from tuner.load.client import LoadClient
 from tuner.load.driver import drive, warm_up
 from tuner.load.workload import TokenizeError, Tokenizer, Workload
 from tuner.metrics.scrape import CounterReset, MetricsWatcher, ScrapeError
-from tuner.metrics.serving import summarise
+from tuner.metrics.serving import measurement
 from tuner.types import (
     EngineConfig,
     Failure,
     FailureCause,
     Measurement,
     Outcome,
-    RequestRecord,
-    ServerCounters,
     Stage,
     WorkloadSpec,
 )
@@ -120,35 +118,11 @@ async def _measure(
             return _void(FailureCause.CRASH, f"the engine restarted under the load: {reset}")
         except (ScrapeError, TokenizeError) as problem:
             return _void(FailureCause.UNKNOWN, str(problem))
-    return _measurement(server, records, counters)
+    return measurement(records, counters, server.memory, server.device_use())
 
 
 def _warmup_concurrency(spec: WorkloadSpec) -> int:
     return min(spec.concurrency or spec.warmup_requests, spec.warmup_requests) or 1
-
-
-def _measurement(
-    server: Server, records: list[RequestRecord], counters: ServerCounters
-) -> Measurement:
-    figures = summarise(records)
-    return Measurement(
-        window_s=figures.window_s,
-        offered=figures.offered,
-        served=figures.served,
-        rejected=figures.rejected,
-        failed=figures.failed,
-        request_throughput_per_s=figures.request_throughput_per_s,
-        output_throughput_tokens_per_s=figures.output_throughput_tokens_per_s,
-        input_throughput_tokens_per_s=figures.input_throughput_tokens_per_s,
-        ttft_s=figures.ttft_s,
-        tpot_s=figures.tpot_s,
-        itl_s=figures.itl_s,
-        e2e_s=figures.e2e_s,
-        counters=counters,
-        memory=server.memory,
-        device=server.device_use(),
-        first_error=figures.first_error,
-    )
 
 
 def _is_broken(measurement: Measurement) -> bool:

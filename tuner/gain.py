@@ -5,9 +5,7 @@ from __future__ import annotations
 from tuner.records import StudyRecord
 from tuner.types import Measurement
 
-NOISE = (
-    "one measurement each, so that small differences, and on a busy machine large ones, are noise"
-)
+NOISE = "one measurement each: small differences, and on a busy machine large ones, are noise"
 
 
 def gain_sentence(study: StudyRecord) -> str:

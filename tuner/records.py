@@ -67,6 +67,11 @@ class TrialRecord:
         """The failure, if it failed."""
         return self.outcome if isinstance(self.outcome, Failure) else None
 
+    @property
+    def simulated(self) -> bool:
+        """Whether it ran on the stand-in: no figure of it is of a real device."""
+        return self.outcome is not None and self.outcome.memory.simulated
+
 
 class StudyState(StrEnum):
     """Where a study stands."""
@@ -113,6 +118,11 @@ class StudyRecord:
         if not self.best.score or not self.reference.score:
             return None
         return self.best.score / self.reference.score - 1.0
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any trial ran on the stand-in."""
+        return any(trial.simulated for trial in self.trials)
 
     @property
     def finished_trials(self) -> int:

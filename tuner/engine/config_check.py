@@ -14,8 +14,9 @@ from typing import cast
 
 from tuner.engine.asking import Asker, NoAnswer, question_argv, where_vllm_is
 from tuner.engine.base import ConfigAnswer, ProgressSink
-from tuner.engine.introspect import CannotAsk, find_python
+from tuner.engine.introspect import CannotAsk, find_python, server_env
 from tuner.engine.log_causes import classify
+from tuner.engine.simulated.server.answers import StandInAnswers, is_stand_in
 from tuner.errors import EnvironmentProblem
 from tuner.types import FailureCause, JsonValue, Progress, ServerSpec
 
@@ -58,7 +59,7 @@ class ConfigChecker:
     def __init__(self, server: ServerSpec, on_progress: ProgressSink | None = None) -> None:
         self._server = server
         self._on_progress: ProgressSink = on_progress or _silent
-        self._asker: Asker | None = None
+        self._asker: Asker | StandInAnswers | None = None
         self._restarted = False
         self._unavailable = ""
 
@@ -140,7 +141,7 @@ class ConfigChecker:
             await self._give_up_on(self._asker, str(error))
             return str(error)
 
-    async def _give_up_on(self, asker: Asker, reason: str) -> None:
+    async def _give_up_on(self, asker: Asker | StandInAnswers, reason: str) -> None:
         """A process that is gone is started once more, for the next question."""
         if asker.is_alive:
             return
@@ -153,7 +154,9 @@ class ConfigChecker:
     async def _start(self) -> None:
         try:
             python = find_python(self._server)
-            if isinstance(python, CannotAsk):
+            if is_stand_in(self._server.command):
+                self._asker = StandInAnswers(server_env(self._server))
+            elif isinstance(python, CannotAsk):
                 self._unavailable = python.reason
             elif await where_vllm_is(python) is None:
                 self._unavailable = f"{python.path} has no vLLM installed"

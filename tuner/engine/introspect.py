@@ -23,6 +23,7 @@ from pathlib import Path
 from tuner.engine.asking import PROBE, Asker, VllmPython, where_vllm_is
 from tuner.engine.base import ProgressSink
 from tuner.engine.flags import FlagTable
+from tuner.engine.simulated.server.answers import StandInAnswers, is_stand_in
 from tuner.errors import EnvironmentProblem
 from tuner.redact import MASK
 from tuner.types import ServerSpec
@@ -150,8 +151,11 @@ async def flag_table(server: ServerSpec, on_progress: ProgressSink) -> FlagTable
 
     Raises:
         EnvironmentProblem: there is no vLLM, or it cannot be imported.
+        InputError: the environment of the stand-in has a value that it cannot use.
     """
     python = find_python(server)
+    if is_stand_in(server.command):
+        return StandInAnswers(server_env(server)).flags()
     if isinstance(python, CannotAsk):
         return python
     place = await where_vllm_is(python)

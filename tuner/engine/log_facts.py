@@ -103,6 +103,7 @@ _FACTS = (
     _Fact("weights_gib", re.compile(rf"Model loading took {_NUMBER} G(?:i?)B"), max),
     _Fact("weights_gib", re.compile(rf"Loading model weights took {_NUMBER} GB"), max),
     _Fact("kv_cache_gib", re.compile(rf"Available KV cache memory: {_NUMBER} GiB"), min),
+    _Fact("kv_cache_gib", re.compile(rf"reserved {_NUMBER} GiB memory for KV Cache as"), min),
     _Fact(
         "kv_cache_gib",
         re.compile(rf"(?:Auto|Explicitly) set \({_NUMBER}/[\d.]+\) GiB for KV cache on node"),
@@ -143,6 +144,9 @@ _VERSION = re.compile(
     r"|\bversion (\d+\.\d+[\w.+]*)\s*$"  # the banner of 0.14 and newer
 )
 
+SIMULATED = "+simulated"
+"""Ends the version of which the stand-in server tells (`tuner.engine.simulated`)."""
+
 _WHOLE = frozenset({"kv_cache_tokens", "max_model_len_tokens"})
 
 
@@ -150,7 +154,7 @@ def with_facts(facts: MemoryFacts, text: str) -> MemoryFacts:
     """`facts` and what the line `text` adds to it."""
     if facts.vllm_version is None and (match := _VERSION.search(text)):
         version = next(group for group in match.groups() if group)
-        facts = replace(facts, vllm_version=version)
+        facts = replace(facts, vllm_version=version, simulated=SIMULATED in version)
     found: dict[str, float] = {}
     for fact in _FACTS:
         if match := fact.pattern.search(text):

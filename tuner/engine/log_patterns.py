@@ -63,7 +63,8 @@ _FREE_OF_TOTAL = (
 _OOM = (
     _p(
         FailureCause.OOM_LOAD,
-        r"Failed to load model - not enough GPU memory",
+        r"Failed to load model - not enough GPU memory"
+        rf"(?:.*?out of memory\. Tried to allocate {_TRIED}{_FREE_OF_TOTAL})?",
         "0.13 - 0.33",
         decisive=True,
     ),

@@ -53,6 +53,9 @@ _POLL_MS = 50
 _KILL_POLL_S = 0.01
 _SCAN_FIRST_S = 2.0
 _SCAN_LONGEST_S = 60.0
+_SCAN_ENDING_S = 0.2
+"""While it ends: a vLLM that is told to in its start goes on for seconds and makes more."""
+
 _CONTROL, _REPORT, _LOG = 0, 1, 2
 
 
@@ -224,10 +227,14 @@ class Supervisor:
         self._note_exit()
         patience_s = SETTLE_S if self._exited else self._order["grace_s"]
         deadline = time.monotonic() + patience_s
+        next_scan_s = time.monotonic() + _SCAN_ENDING_S
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         while descendants(os.getpid()) and time.monotonic() < deadline:
             poll.poll(_POLL_MS)
+            if time.monotonic() >= next_scan_s:
+                self._remember_shared()
+                next_scan_s = time.monotonic() + _SCAN_ENDING_S
             was_alive = not self._exited
             self._collect()
             if was_alive and self._exited:

@@ -10,6 +10,7 @@ from tuner.engine.flags import FlagTable
 from tuner.errors import NoResult
 from tuner.gain import gain_sentence
 from tuner.records import StudyRecord, TrialRecord
+from tuner.report.simulated import trial_note
 from tuner.types import EngineConfig, JsonValue
 
 
@@ -37,7 +38,9 @@ class Deployment:
     def evidence(self) -> list[str]:
         """Why this configuration, as lines of prose for a comment."""
         trial, measured = self.trial, self.trial.measurement
-        lines = [
+        note = trial_note(trial)
+        lines = [note] if note else []
+        lines += [
             f"Study {self.study.name}, trial {trial.number}, measured with "
             + ", ".join(f"{part} {number}" for part, number in self.study.versions.items())
         ]

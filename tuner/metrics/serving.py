@@ -21,7 +21,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from tuner.types import Percentiles, RequestRecord, RequestStatus
+from tuner.types import (
+    DeviceUse,
+    Measurement,
+    MemoryFacts,
+    Percentiles,
+    RequestRecord,
+    RequestStatus,
+    ServerCounters,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,34 @@ def summarise(records: Sequence[RequestRecord]) -> ServingFigures:
         itl_s=percentiles(gap_s for record in timed for gap_s in _gaps_s(record)),
         e2e_s=percentiles(_e2e_s(record) for record in timed),
         first_error=first_unserved.error if first_unserved else "",
+    )
+
+
+def measurement(
+    records: Sequence[RequestRecord],
+    counters: ServerCounters,
+    memory: MemoryFacts,
+    device: DeviceUse,
+) -> Measurement:
+    """The figures of `records` with what was seen of the server meanwhile."""
+    figures = summarise(records)
+    return Measurement(
+        window_s=figures.window_s,
+        offered=figures.offered,
+        served=figures.served,
+        rejected=figures.rejected,
+        failed=figures.failed,
+        request_throughput_per_s=figures.request_throughput_per_s,
+        output_throughput_tokens_per_s=figures.output_throughput_tokens_per_s,
+        input_throughput_tokens_per_s=figures.input_throughput_tokens_per_s,
+        ttft_s=figures.ttft_s,
+        tpot_s=figures.tpot_s,
+        itl_s=figures.itl_s,
+        e2e_s=figures.e2e_s,
+        counters=counters,
+        memory=memory,
+        device=device,
+        first_error=figures.first_error,
     )
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tuner.gain import gain_sentence
 from tuner.records import StudyRecord, TrialRecord, TrialState
+from tuner.report.simulated import study_note
 from tuner.stopping import Ending, remaining_s
 from tuner.types import (
     BudgetSpec,
@@ -191,9 +192,11 @@ def print_summary(console: Console, study: StudyRecord, ending: Ending | None) -
         console.print(f"\n{ending.value}: {_counts(study)}", highlight=False, soft_wrap=True)
     if study.best is None:
         console.print("no configuration worked so far", style="red", highlight=False)
-        return
-    console.print(comparison_table(study))
-    console.print(gain_sentence(study), highlight=False, soft_wrap=True)
+    else:
+        console.print(comparison_table(study))
+        console.print(gain_sentence(study), highlight=False, soft_wrap=True)
+    if (note := study_note(study)) is not None:
+        console.print(note, style="bold yellow", highlight=False, soft_wrap=True)
 
 
 def print_status(console: Console, study: StudyRecord) -> None:

@@ -13,12 +13,14 @@ from tuner.types import EngineConfig, JsonValue
 def status_document(study: StudyRecord) -> dict[str, JsonValue]:
     """`tuner status --json`.
 
+    `simulated`: some trial ran on the stand-in for vLLM, so that its figures are of no device.
     `gain` is the best score over the reference's as a share (0.24 is 24 % better); `default`
     is the reference trial: vLLM's own default, or what the space file names as `reference`.
     """
     return {
         "study": study.name,
         "state": study.state.value,
+        "simulated": study.simulated,
         "objective": study.spec.objective.maximize.value,
         "trials": [trial_summary(trial) for trial in study.trials],
         "finished_trials": study.finished_trials,
@@ -42,6 +44,7 @@ def trial_summary(trial: TrialRecord) -> dict[str, JsonValue]:
         "number": trial.number,
         "state": trial.state.value,
         "reference": trial.is_reference,
+        "simulated": trial.simulated,
         "params": dict(trial.params),
         "score": trial.score,
         "output_throughput": measurement.output_throughput_tokens_per_s if measurement else None,

@@ -10,6 +10,7 @@ from rich.text import Text
 from tuner.engine.arguments import shell_line
 from tuner.records import TrialRecord
 from tuner.report.console import duration, shown_params, shown_value
+from tuner.report.simulated import trial_note
 from tuner.types import Failure, Measurement, MemoryFacts, Percentiles
 
 _LABEL_WIDTH = 16
@@ -18,6 +19,8 @@ _LABEL_WIDTH = 16
 def print_trial(console: Console, trial: TrialRecord) -> None:
     """Parameters, command line, measurement or failure, memory facts, where its log is."""
     console.print(_title(trial), highlight=False)
+    if (note := trial_note(trial)) is not None:
+        console.print(note, style="bold yellow", highlight=False, soft_wrap=True)
     for label, value in _rows(trial):
         # Not a table: a command line must come out as one line that can be pasted.
         line = Text(f"{label:<{_LABEL_WIDTH}}", "dim").append(value, "not dim")

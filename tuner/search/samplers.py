@@ -26,14 +26,23 @@ def make_sampler(kind: SamplerKind, seed: int) -> BaseSampler:
     Raises:
         InputError: `gp` without torch.
     """
+    check_sampler(kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return _SAMPLERS[kind](seed)
+
+
+def check_sampler(kind: SamplerKind) -> None:
+    """Refuse a sampler whose packages are missing.
+
+    Raises:
+        InputError: `gp` without torch.
+    """
     if kind is SamplerKind.GP and not _has_torch():
         raise InputError(
             "search.sampler: gp needs torch, which is not installed",
             "pip install 'vllm-memory-tuner[gp]', or write `sampler: tpe`",
         )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return _SAMPLERS[kind](seed)
 
 
 def resolve(kind: SamplerKind, knobs: Sequence[Knob], trials: int | None) -> SamplerKind:

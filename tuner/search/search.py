@@ -20,6 +20,7 @@ import optuna
 from tuner.errors import NoResult
 from tuner.objective import refused
 from tuner.search.distributions import OptunaValue, decode, distribution, encode
+from tuner.search.points import random_points
 from tuner.search.samplers import make_sampler, resolve
 from tuner.space import Space
 from tuner.types import EngineConfig, JsonValue, SearchSpec, Verdict
@@ -31,8 +32,8 @@ random: a sampler may keep to a corner that the constraints exclude."""
 ENUMERATE_UP_TO = 20_000
 """Spaces up to this size are listed when the sampler is stuck, to know what is left."""
 
-RANDOM_DRAWS = 2_000
-"""Random points tried in a larger space."""
+RANDOM_POINTS = 500
+"""Random points looked at in a larger space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +139,14 @@ class Search:
         size = self._space.size()
         if size is not None and size <= ENUMERATE_UP_TO:
             return self._any_listed()
-        drawing = optuna.create_study(
-            sampler=optuna.samplers.RandomSampler(seed=int(self._random.integers(2**32)))
-        )
-        found = 0
-        for _ in range(RANDOM_DRAWS):
-            candidate = self._candidate(drawing.ask(self.distributions).params)
-            if self._is_new(candidate):
-                return candidate
-            found += self._space.violated(candidate.params) is None
-        if not found:
+        drawn = random_points(self._space, RANDOM_POINTS, self._random)
+        if not drawn:
             raise NoResult(
-                f"none of {RANDOM_DRAWS} random points satisfies the constraints",
+                "no random point of the search space satisfies the constraints",
                 "loosen `constraints:` or widen the ranges of `search_space:`",
             )
-        return None
+        candidates = (Candidate(params, self._space.decode(params)) for params in drawn)
+        return next((c for c in candidates if self._is_new(c)), None)
 
     def _any_listed(self) -> Candidate | None:
         allowed = [p for p in self._space.points() if self._space.violated(p) is None]

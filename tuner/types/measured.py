@@ -14,6 +14,7 @@ class MemoryFacts:
         kv_cache_tokens: size of the KV cache.
         max_concurrency: how many requests of `max_model_len_tokens` fit the KV cache.
         startup_s: launch to ready, as the tuner saw it.
+        simulated: the server was a stand-in: no figure of it is of a real device.
     """
 
     vllm_version: str | None = None
@@ -24,6 +25,7 @@ class MemoryFacts:
     max_model_len_tokens: int | None = None
     graph_gib: float | None = None
     startup_s: float | None = None
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
