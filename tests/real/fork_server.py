@@ -36,7 +36,7 @@ import struct
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import NoReturn
@@ -83,11 +83,12 @@ class Request:
 
 @dataclass(slots=True)
 class Server:
-    """A forked vLLM: its leader, and the connection to its shim."""
+    """A forked vLLM: its leader, the connection to its shim, the shared memory it was seen with."""
 
     pid: int
     pidfd: int
     shim: socket.socket
+    shared: set[str] = field(default_factory=set)
 
 
 def import_vllm() -> dict[str, str]:
@@ -180,6 +181,8 @@ class ForkServer:
             numbers = b""
         if not numbers:
             self._end(server, settle_s=0)
+        else:  # a signal may end all that have a block mapped, long before the tracker's end
+            server.shared |= shared_memory_of(session_members(server.pid))
         for number in numbers:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, number)
@@ -190,7 +193,7 @@ class ForkServer:
         self._selector.unregister(server.pidfd)
         self._selector.unregister(server.shim)
         os.close(server.pidfd)
-        returncode = end_session(server.pid, settle_s)
+        returncode = end_session(server.pid, settle_s, server.shared)
         with contextlib.suppress(OSError):
             server.shim.sendall(b"%d" % returncode)
         server.shim.close()
@@ -213,15 +216,15 @@ def receive(shim: socket.socket) -> Request:
     return Request(streams=list(streams), **json.loads(data[4:]))
 
 
-def end_session(leader: int, settle_s: float) -> int:
+def end_session(leader: int, settle_s: float, shared: set[str]) -> int:
     """End all processes of a session, and return the exit code of its leader.
 
     `settle_s` is how long they may take to end by themselves. The shared memory that they
-    hold when killed is removed, as their resource tracker is killed with them.
+    hold when killed is removed, as their resource tracker is killed with them, and what of
+    `shared` is still there.
     """
     returncode: int | None = None
     settled = time.monotonic() + settle_s
-    shared: set[str] = set()
     while True:
         ended = reap(leader)
         returncode = ended if returncode is None else returncode
@@ -233,8 +236,7 @@ def end_session(leader: int, settle_s: float) -> int:
             print(f"fork server: {members} cannot be killed", file=sys.stderr, flush=True)
             break
         if now >= settled:
-            for member in members:
-                shared |= shared_memory_of(member)
+            shared |= shared_memory_of(members)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(leader, signal.SIGKILL)
         time.sleep(0.01)
@@ -267,13 +269,14 @@ def session_members(leader: int) -> list[int]:
     return members
 
 
-def shared_memory_of(pid: int) -> set[str]:
-    """Paths of Python's shared memory blocks that a process has mapped."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:
-        return set()
-    return set(re.findall(r"/dev/shm/psm_\w+", maps))
+def shared_memory_of(pids: list[int]) -> set[str]:
+    """Paths of Python's shared memory blocks that these processes have mapped."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            found.update(re.findall(r"/dev/shm/psm_\w+", maps))
+    return found
 
 
 def become(request: Request, set_by_import: dict[str, str]) -> NoReturn:

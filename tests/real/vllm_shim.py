@@ -33,7 +33,7 @@ FORWARDED = (
 
 
 def main() -> int:
-    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork.sock")
+    beside = os.path.join(os.path.dirname(os.path.realpath(__file__)), "fork.sock")
     path = os.environ.get("TUNER_FORK_SERVER") or beside
     server = socket.socket(socket.AF_UNIX)
     try:
