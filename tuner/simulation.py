@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.engine.base import ConfigAnswer, LaunchObserver
+from tuner.engine.base import ConfigAnswer, ConfigCheck, LaunchObserver
 from tuner.engine.simulated.failures import StartFailure
 from tuner.engine.simulated.profiles import DeviceProfile, ModelProfile
 from tuner.engine.simulated.server.environment import stand_in
@@ -21,6 +21,7 @@ from tuner.engine.simulated.server.models import model_profile
 from tuner.engine.simulated.settings import settings_from
 from tuner.engine.simulated.virtual import evaluate_virtually
 from tuner.errors import InputError
+from tuner.evaluate import Evaluator
 from tuner.objective import judge
 from tuner.records import StudyRecord, TrialRecord
 from tuner.search import neighbours, random_points
@@ -184,6 +185,27 @@ class VirtualEvaluator:
         return verdict.score if verdict.feasible else 0.0
 
 
+def simulate(spec: StudySpec, seed: int) -> Trace:
+    """Run one whole study; `seed` sets the search's draws and the engine's noise."""
+    spec = replace(spec, search=replace(spec.search, seed=seed))
+    evaluator = VirtualEvaluator(spec, seed)
+    trials = run_in_memory(spec, evaluator, evaluator)
+    return Trace(
+        seed=seed,
+        worth=_worth_of_incumbents(evaluator, Space(spec), trials),
+        failed=sum(t.failure is not None for t in trials),
+    )
+
+
+def run_in_memory(spec: StudySpec, evaluator: Evaluator, check: ConfigCheck) -> list[TrialRecord]:
+    """The finished trials of a study by the tuner's own loop, without a database."""
+    with tempfile.TemporaryDirectory(prefix="tuner-simulate-") as folder:
+        store = StudyStore.in_memory(spec.name, Path(folder))
+        store.bind(spec, {}, {})
+        asyncio.run(StudyLoop(spec, store, evaluator, check, _Silence()).run())
+        return [t for t in store.trials() if t.state.finished]
+
+
 class _Silence:
     """Listens to a study and says nothing."""
 
@@ -194,22 +216,6 @@ class _Silence:
     def progress(self, progress: Progress) -> None: ...
 
     def trial_finished(self, trial: TrialRecord, study: StudyRecord) -> None: ...
-
-
-def simulate(spec: StudySpec, seed: int) -> Trace:
-    """Run one whole study; `seed` sets the search's draws and the engine's noise."""
-    spec = replace(spec, search=replace(spec.search, seed=seed))
-    evaluator = VirtualEvaluator(spec, seed)
-    with tempfile.TemporaryDirectory(prefix="tuner-simulate-") as folder:
-        store = StudyStore.in_memory(spec.name, Path(folder))
-        store.bind(spec, {}, {})
-        asyncio.run(StudyLoop(spec, store, evaluator, evaluator, _Silence()).run())
-        trials = [t for t in store.trials() if t.state.finished]
-    return Trace(
-        seed=seed,
-        worth=_worth_of_incumbents(evaluator, Space(spec), trials),
-        failed=sum(t.failure is not None for t in trials),
-    )
 
 
 def _worth_of_incumbents(

@@ -10,10 +10,8 @@ Each point was measured once and is replayed as it was: the best is the best of 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,19 +27,14 @@ from bench.replay_table import ReplayTable, read
 
 from tuner.engine.base import ConfigAnswer, LaunchObserver
 from tuner.objective import judge
-from tuner.records import StudyRecord, TrialRecord
-from tuner.simulation import NEAR, Optimum, SimulationReport, Trace
-from tuner.storage import StudyStore
-from tuner.study import StudyLoop
+from tuner.simulation import NEAR, Optimum, SimulationReport, Trace, run_in_memory
 from tuner.types import (
     BudgetSpec,
     EngineConfig,
     ObjectiveSpec,
     Outcome,
-    Progress,
     SamplerKind,
     SearchSpec,
-    Suggestion,
 )
 
 TABLE = Path(__file__).parents[2] / "studies" / "cpu-tiny-measured" / "replay.json"
@@ -72,18 +65,6 @@ class ReplayEvaluator:
         return ConfigAnswer(accepted=True)
 
 
-class _Silence:
-    """Listens to a study and says nothing."""
-
-    def notice(self, text: str) -> None: ...
-
-    def trial_started(self, suggestion: Suggestion, study: StudyRecord) -> None: ...
-
-    def progress(self, progress: Progress) -> None: ...
-
-    def trial_finished(self, trial: TrialRecord, study: StudyRecord) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """What studies with one sampler showed; the statistics are those of `tuner simulate`."""
@@ -109,11 +90,8 @@ def replay(table: ReplayTable, sampler: SamplerKind, trials: int, seed: int) -> 
     """One study; it ends early where it has seen every point."""
     spec = replace(table.spec, budget=BudgetSpec(trials, None), search=SearchSpec(sampler, seed))
     evaluator = ReplayEvaluator(table)
-    with tempfile.TemporaryDirectory(prefix="tuner-replay-") as folder:
-        store = StudyStore.in_memory(spec.name, Path(folder))
-        store.bind(spec, {}, {})
-        asyncio.run(StudyLoop(spec, store, evaluator, evaluator, _Silence()).run())
-        outcomes = [trial.outcome for trial in store.trials() if trial.outcome is not None]
+    finished = run_in_memory(spec, evaluator, evaluator)
+    outcomes = [trial.outcome for trial in finished if trial.outcome is not None]
     best_so_far = accumulate((worth(o, spec.objective) for o in outcomes), max)
     return Trace(seed, tuple(best_so_far), sum(worth(o, spec.objective) == 0 for o in outcomes))
 
