@@ -53,7 +53,8 @@ def test_ctrl_c_in_a_start_marks_the_trial_and_leaves_nothing(workplace, prepare
         assert tuner.returncode() == ExitCode.INTERRUPTED
         assert "measuring" not in tuner.said()
         assert "Traceback" not in tuner.said()
-    assert not any(process.is_running() for process in processes)
+    assert of_server(record["pgid"], record["tmpdir"]) == []
+    wait_until_gone(processes)
     assert not any(block.exists() for block in blocks)
     assert not Path(record["tmpdir"]).exists()
     study = status(workplace)
