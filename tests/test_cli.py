@@ -399,6 +399,13 @@ def test_run_of_a_command_that_is_no_vllm_is_exit_3(space, capsys):
     assert status("fake", capsys)["finished_trials"] == 0
 
 
+def test_run_of_a_flag_that_vllm_has_not_leaves_no_study_behind(space, capsys):
+    file = space(server={**SPACE["server"], "args": {"max-num-sequences": 8}})
+    assert call("run", file) == 2
+    assert "max-num-seqs" in capsys.readouterr().err
+    assert not Path("studies").exists()
+
+
 def test_second_tuner_on_one_study_is_turned_away(space, capsys):
     file = space(server=server(SIMULATED_SPEED="0.05"))
     first = start("run", file)

@@ -105,6 +105,25 @@ def test_played_names_a_model_that_has_no_profile(spec):
         played(unknown)
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"search_space": {"frobnicate": [1, 2]}}, "frobnicate"),
+        ({"search_space": {"env.SIMULATED_DEVICE": ["a10-24g", "h100-80g"]}}, "SIMULATED_DEVICE"),
+        (
+            {"server": {**SPACE["server"], "env": {"SIMULATED_FAULT": "oom_load"}}},
+            "SIMULATED_FAULT",
+        ),
+    ],
+)
+def test_simulate_command_refuses_what_it_would_ignore(in_tmp, capsys, changes, told):
+    Path("space.yaml").write_text(yaml.safe_dump({**SPACE, **changes}))
+    with pytest.raises(SystemExit) as leaving:
+        main(["simulate", "space.yaml", "--seeds", "1"])
+    assert leaving.value.code == 2
+    assert told in capsys.readouterr().err
+
+
 def report(*traces):
     spec = spec_file.parse(yaml.safe_dump(SPACE), Path("space.yaml"))
     made = [Trace(n, tuple(worth), 1) for n, worth in enumerate(traces)]
@@ -133,6 +152,7 @@ def test_simulate_command_says_that_nothing_was_measured(space, capsys):
     out = capsys.readouterr().out
     assert "3 simulated studies" in out
     assert "no figure here was measured" in out
+    assert "SIMULATED: qwen2.5-1.5b on a10-24g" in out
     with pytest.raises(SystemExit):
         main([*main_arguments, "--json", "--sampler", "random"])
     document = json.loads(capsys.readouterr().out)

@@ -6,6 +6,8 @@ import asyncio
 import os
 import statistics
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,7 +30,15 @@ from tuner.search import neighbours, random_points
 from tuner.space import Space
 from tuner.storage import StudyStore
 from tuner.study import StudyLoop
-from tuner.types import EngineConfig, JsonValue, Outcome, Progress, StudySpec, Suggestion
+from tuner.types import (
+    ENV_PREFIX,
+    EngineConfig,
+    JsonValue,
+    Outcome,
+    Progress,
+    StudySpec,
+    Suggestion,
+)
 
 ENUMERATE_UP_TO = 1_500
 """Spaces up to this size are evaluated point by point to find the optimum."""
@@ -47,10 +57,15 @@ MILESTONES = (5, 10, 20, 30, 50, 100)
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The device and the model that a space file's server would play."""
+    """What a space file's server would play.
+
+    Attributes:
+        noise: whether launches and steps vary.
+    """
 
     device: DeviceProfile
     model: ModelProfile
+    noise: bool = True
 
 
 def played(spec: StudySpec) -> Played:
@@ -59,7 +74,19 @@ def played(spec: StudySpec) -> Played:
     Raises:
         InputError: there is no such profile.
     """
+    for knob in spec.search_space:
+        if knob.name.startswith(f"{ENV_PREFIX}SIMULATED_"):
+            raise InputError(
+                f"`{knob.name}` cannot be searched here: a simulated study plays one device "
+                "and one model",
+                "fix it under `server: env:`, or use `tuner run`",
+            )
     environment = stand_in(spec.server.env)
+    if environment.fault:
+        raise InputError(
+            "faults happen to servers, and here is none",
+            "remove SIMULATED_FAULT, or use `tuner run`",
+        )
     name = environment.model or spec.server.model
     model = model_profile(name)
     if model is None:
@@ -68,7 +95,7 @@ def played(spec: StudySpec) -> Played:
             "name one with SIMULATED_MODEL under `server: env:` "
             "(`python -m tuner.engine.simulated --help` lists them)",
         )
-    return Played(environment.device, model)
+    return Played(environment.device, model, environment.noise)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +195,7 @@ class VirtualEvaluator:
         return ConfigAnswer(accepted=True)
 
     def outcome(self, config: EngineConfig, *, launch: int, noise: bool) -> Outcome:
-        """The outcome of one launch."""
+        """The outcome of one launch; without noise also where the space file says so."""
         return evaluate_virtually(
             config,
             self._spec.workload,
@@ -176,7 +203,7 @@ class VirtualEvaluator:
             device=self._played.device,
             seed=self._seed,
             launch=launch,
-            noise=noise,
+            noise=noise and self._played.noise,
         )
 
     def worth(self, config: EngineConfig) -> float:
@@ -235,7 +262,7 @@ def _worth_of_incumbents(
 
 def simulate_many(spec: StudySpec, seeds: Sequence[int]) -> list[Trace]:
     """Studies side by side, one process a core."""
-    with _cores(len(seeds)) as pool:
+    with cores(len(seeds)) as pool:
         return list(pool.map(simulate, [spec] * len(seeds), seeds))
 
 
@@ -255,7 +282,7 @@ def find_optimum(spec: StudySpec) -> Optimum:
     )
     if not candidates:
         raise InputError("the constraints leave nothing of the space", "loosen `constraints:`")
-    with _cores(len(candidates)) as pool:
+    with cores(len(candidates)) as pool:
         worths = list(pool.map(_Worth(spec), candidates, chunksize=16))
         ranked = [p for _, p in sorted(zip(worths, candidates, strict=True), key=lambda w: -w[0])]
         if is_exact:
@@ -293,6 +320,19 @@ class _Climb:
             height, _, here = reached
 
 
-def _cores(tasks: int) -> ProcessPoolExecutor:
+def cores(tasks: int) -> ProcessPoolExecutor:
     """One process a core, but no more than there are tasks."""
-    return ProcessPoolExecutor(max_workers=min(tasks, os.cpu_count() or 1))
+    return ProcessPoolExecutor(
+        max_workers=min(tasks, os.cpu_count() or 1), initializer=_end_with, initargs=(os.getpid(),)
+    )
+
+
+def _end_with(parent: int) -> None:
+    """Watch the parent from a worker: killed, it could not tell its workers to end."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -10,10 +10,8 @@ Each point was measured once and is replayed as it was: the best is the best of 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -27,7 +25,7 @@ from bench.replay_table import ReplayTable, read
 
 from tuner.engine.base import ConfigAnswer, LaunchObserver
 from tuner.objective import judge
-from tuner.simulation import NEAR, Optimum, SimulationReport, Trace, run_in_memory
+from tuner.simulation import NEAR, Optimum, SimulationReport, Trace, cores, run_in_memory
 from tuner.types import (
     BudgetSpec,
     EngineConfig,
@@ -101,7 +99,7 @@ def benchmark(
 ) -> list[Benchmark]:
     """Studies with each sampler and seed, one process a core."""
     best = optimum(table)
-    with ProcessPoolExecutor(max_workers=min(seeds, os.cpu_count() or 1)) as pool:
+    with cores(seeds) as pool:
         return [
             Benchmark(
                 sampler,

@@ -79,6 +79,8 @@ def run_study(space: Path, options: RunOptions, console: Console) -> None:
         _run_locked(spec, store, console)
     finally:
         store.close()
+        if store.is_new:
+            store.discard()
 
 
 def _run_locked(spec: StudySpec, store: StudyStore, console: Console) -> None:
@@ -252,9 +254,8 @@ def _show_end(spec: StudySpec, store: StudyStore, console: Console, ending: Endi
     if store.is_new:
         return
     study = _read(spec, store)
-    if study.finished_trials == 0:
-        return
-    print_summary(console, study, ending)
+    if study.finished_trials:
+        print_summary(console, study, ending)
     if ending is None:
         _say(console, f"The study goes on with: tuner run {spec.path}")
     elif ending is not Ending.EXHAUSTED:

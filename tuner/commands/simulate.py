@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner import spec as spec_file
+from tuner.engine.flag_check import check_flags
+from tuner.engine.simulated.server.vllm_flags import known_flags
 from tuner.errors import InputError
 from tuner.search.samplers import check_sampler
 from tuner.simulation import SimulationReport, find_optimum, played, simulate_many
@@ -28,6 +30,7 @@ def simulate_space(
     spec = replace(spec, budget=BudgetSpec(limit, None), search=search)
     check_sampler(search.sampler)
     played(spec)
+    check_flags(spec, known_flags())
     optimum = find_optimum(spec)
     if optimum.score <= 0:
         raise InputError("nothing in this space can serve", "widen the ranges of `search_space:`")

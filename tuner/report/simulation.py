@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.report.console import shown_params
-from tuner.simulation import NEAR, SimulationReport
+from tuner.simulation import NEAR, SimulationReport, played
 from tuner.types import JsonValue
 
 
@@ -18,7 +18,10 @@ def print_simulation(console: Console, report: SimulationReport) -> None:
     """How near the studies came to the optimum, by the number of trials."""
     spec, optimum = report.spec, report.optimum
     kind = "the optimum" if optimum.is_exact else "the best found by a wide search"
+    plays = played(spec)
     lines = [
+        f"SIMULATED: {plays.model.name} on {plays.device.name}"
+        " (SIMULATED_DEVICE under `server: env:` names another device)",
         f"{len(report.traces)} simulated studies of {spec.name}, {spec.budget.trials} trials each, "
         f"sampler {spec.search.sampler.value}; no figure here was measured",
         f"{kind}, without noise: score {optimum.score:.1f} at {shown_params(optimum.params)}",
@@ -51,6 +54,8 @@ def simulation_document(report: SimulationReport) -> dict[str, JsonValue]:
     """`tuner simulate --json`; shares are of the optimum's score."""
     return {
         "simulated": True,
+        "device": played(report.spec).device.name,
+        "model": played(report.spec).model.name,
         "study": report.spec.name,
         "sampler": report.spec.search.sampler.value,
         "trials": report.spec.budget.trials,

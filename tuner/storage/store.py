@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import warnings
@@ -104,6 +105,7 @@ class StudyStore:
         self._study = study
         self._lock = lock
         self._claimed = False
+        self._bound = _SPEC in study.user_attrs
 
     # --- opening ---
 
@@ -196,12 +198,26 @@ class StudyStore:
             self._storage.engine.dispose()
         self._lock.release()
 
+    def discard(self) -> None:
+        """Remove a study that nothing was bound to, as if it had not been opened.
+
+        Only a database file of its own goes, not one that holds other studies.
+        """
+        database = self.location.sqlite_path
+        if database is None or database.parent != self.location.directory:
+            return
+        for path in (database, self.location.lock_path):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # something else lies there
+            self.location.directory.rmdir()
+            self.location.directory.parent.rmdir()
+
     # --- the study ---
 
     @property
     def is_new(self) -> bool:
         """Whether no space file was bound to it yet."""
-        return _SPEC not in self._study.user_attrs
+        return not self._bound
 
     @property
     def fingerprint(self) -> Mapping[str, JsonValue]:
@@ -231,6 +247,7 @@ class StudyStore:
         study.set_user_attr(_BUDGET, attribute.to_json(spec.budget))
         text = masked_text(spec)
         study.set_user_attr(_SPEC, text)
+        self._bound = True
         (self.location.directory / "space.yaml").write_text(text, encoding="utf-8")
 
     @_errors_named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,8 @@ def by_bounds(config: str, found: Sequence[OutOfBounds]) -> StartFailure:
     lines = [_headline(config, len(found))]
     for wrong in found:
         kind = _kind(wrong.demand)
-        shown = f"{wrong.value:g}" if wrong.value != int(wrong.value) else str(int(wrong.value))
+        is_whole = math.isfinite(wrong.value) and wrong.value == int(wrong.value)
+        shown = str(int(wrong.value)) if is_whole else f"{wrong.value:g}"
         type_name = "int" if isinstance(wrong.value, int) else "float"
         lines += [
             wrong.field,

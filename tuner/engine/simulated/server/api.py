@@ -155,9 +155,12 @@ class Api:
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         tokens = (await _body(request)).get("tokens")
-        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        if not isinstance(tokens, list):
             raise BadRequest("tokens: Input should be a valid list")
-        return web.json_response({"prompt": detokenize([int(str(t)) for t in tokens])})
+        ids = [t for t in tokens if isinstance(t, int) and not isinstance(t, bool)]
+        if len(ids) != len(tokens):
+            raise BadRequest("tokens: Input should be a valid integer")
+        return web.json_response({"prompt": detokenize(ids)})
 
     # --- completions ---------------------------------------------------------------------
 

@@ -167,7 +167,9 @@ class EngineClient:
                 if not self._answers:
                     self._idle.set()
             case [Word.WAS_RESET, bool(done)]:
-                self._resets.pop(0).set_result(done)
+                reset = self._resets.pop(0)
+                if not reset.done():  # who asked may have gone
+                    reset.set_result(done)
 
     def _bury(self, *, told: bool) -> None:
         self.dead = True
@@ -175,5 +177,7 @@ class EngineClient:
         for answer in self._answers.values():
             answer.give_up()
         self._answers.clear()
+        self._idle.set()
         for reset in self._resets:
-            reset.set_exception(EngineDead())
+            if not reset.done():
+                reset.set_exception(EngineDead())

@@ -82,9 +82,15 @@ def stand_in(env: Mapping[str, str]) -> StandIn:
         speed=speed,
         start_speed=_speed(env, START_SPEED, speed),
         seed=_seed(env.get(SEED, "")),
-        noise=env.get(NOISE, "1").lower() not in ("0", "off", "no", "false"),
+        noise=_noise(env.get(NOISE) or "1"),
         fault=env.get(FAULT, ""),
     )
+
+
+def _noise(text: str) -> bool:
+    if text.lower() not in ("0", "off", "1", "on"):
+        raise InputError(f"{NOISE}={text} is neither on nor off", "Write 0 or 1.")
+    return text.lower() in ("1", "on")
 
 
 def _speed(env: Mapping[str, str], name: str, default: float) -> float:

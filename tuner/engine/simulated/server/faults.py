@@ -6,6 +6,7 @@ for some configurations only. Names and options: `fault_kinds`.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -126,6 +127,8 @@ def _fault(words: list[str]) -> Fault:
                 f"{FAULT}: `{name}` has no option `{option}`", f"One of {', '.join(options)}."
             )
         options[option] = _value(name, option, text, options[option])
+    if "file" in options and not options["file"]:
+        raise InputError(f"{FAULT}: `{name}` needs file=PATH")
     return Fault(name, options)
 
 
@@ -133,13 +136,26 @@ def _value(name: str, option: str, text: str, default: Option) -> Option:
     if isinstance(default, str):
         if option == _STAGE_OPTION and text not in set(Stage):
             raise InputError(f"{FAULT}: there is no stage `{text}`", f"One of {', '.join(Stage)}.")
-        if option == "exit" and not text.lstrip("-").isdecimal():
-            raise InputError(f"{FAULT}: `{name} exit` takes a number, not {text!r}")
+        if option == "exit" and not _is_exit_code(text):
+            raise InputError(f"{FAULT}: `{name} exit` takes a number from -64 to 255, not {text!r}")
+        if option == "file" and not os.path.isfile(text):
+            raise InputError(f"{FAULT}: `{name} file={text}` is no file")
         return text
+    least = 1.0 if option == "every" else 0.0
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise InputError(f"{FAULT}: `{name} {option}` takes a number, not {text!r}") from None
+        number = math.nan
+    if not (math.isfinite(number) and number >= least):
+        raise InputError(
+            f"{FAULT}: `{name} {option}` takes a number of at least {least:g}, not {text!r}"
+        )
+    return number
+
+
+def _is_exit_code(text: str) -> bool:
+    digits = text.removeprefix("-")
+    return digits.isdecimal() and len(digits) <= 3 and -64 <= int(text) <= 255
 
 
 # --- which launches --------------------------------------------------------------------

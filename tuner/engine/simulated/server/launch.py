@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -111,7 +112,11 @@ class _Launch:
             time.sleep(other.number("seconds"))
         try:
             sock = self._bind()
-        except OSError:
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise InputError(
+                    f"{self._command.host}:{self._command.port} cannot be listened on: {error}"
+                ) from None
             taken = FailureCause.PORT_IN_USE
             return self._fail(
                 play, StartFailure(taken, Stage.LAUNCH, settings=settings, plan=sized)
