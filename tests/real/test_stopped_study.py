@@ -66,7 +66,9 @@ def test_ctrl_c_in_a_start_marks_the_trial_and_leaves_nothing(workplace, prepare
 def test_ctrl_c_under_load_prints_the_best_and_the_study_goes_on(
     workplace, fork_server, tiny_model
 ):
-    space = workplace.write_space(cpu_tiny(fork_server.command, tiny_model, **SPACE))
+    document = cpu_tiny(fork_server.command, tiny_model, **SPACE)
+    document["workload"]["output_tokens"] = 400  # some twenty seconds: longer than a look at it
+    space = workplace.write_space(document)
     with workplace.started("run", space) as tuner:
         tuner.wait_for("measuring", times=2)
         processes = descendants(fork_server.pid) + descendants(tuner.process.pid)
