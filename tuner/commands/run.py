@@ -86,15 +86,16 @@ def run_study(space: Path, options: RunOptions, console: Console) -> None:
 def _run_locked(spec: StudySpec, store: StudyStore, console: Console) -> None:
     ending: Ending | None = None
     problem: TunerError | None = None
+    refused = False
     try:
         with ConsoleListener(console, spec.budget) as listener:
             ending, problem = asyncio.run(_run(spec, store, listener))
     except InputError:
-        raise  # nothing was run: there is no end to show
-    except BaseException:
-        _show_end(spec, store, console, None)
+        refused = True  # nothing was run: there is no end to show
         raise
-    _show_end(spec, store, console, ending)
+    finally:
+        if not refused:
+            _show_end(spec, store, console, ending)
     if problem is not None:
         raise problem
     if _read(spec, store).best is None:
