@@ -281,3 +281,18 @@ def test_location_hides_a_password():
     location = StudyLocation.of("x", "postgresql://me:secret@db/study")
     assert "secret" not in location.shown_url
     assert location.sqlite_path is None
+
+
+def test_discard_removes_only_a_database_that_it_made(in_tmp):
+    made = StudyStore.open_for_writing(StudyLocation.of("new"))
+    made.discard()
+    made.close()
+    assert not (in_tmp / "studies").exists()
+
+    location = StudyLocation.of("mine")
+    location.directory.mkdir(parents=True)
+    optuna.create_study(study_name="somebody's", storage=location.url)
+    opened = StudyStore.open_for_writing(location)
+    opened.discard()
+    opened.close()
+    assert "somebody's" in optuna.get_all_study_names(location.url)

@@ -78,9 +78,9 @@ def run_study(space: Path, options: RunOptions, console: Console) -> None:
     try:
         _run_locked(spec, store, console)
     finally:
-        store.close()
         if store.is_new:
             store.discard()
+        store.close()
 
 
 def _run_locked(spec: StudySpec, store: StudyStore, console: Console) -> None:

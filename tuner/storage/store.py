@@ -105,6 +105,7 @@ class StudyStore:
         self._study = study
         self._lock = lock
         self._claimed = False
+        self._made: Path | None = None
         self._bound = _SPEC in study.user_attrs
 
     # --- opening ---
@@ -143,8 +144,11 @@ class StudyStore:
             lock = StudyLock(location.lock_path)
             lock.acquire()
             try:
+                database = location.sqlite_path
+                was_there = database is None or database.exists()
                 storage = open_database(location, must_exist=False)
                 store = cls(location, storage, _create(location.name, storage), lock)
+                store._made = None if was_there else database
                 store._check_schema()
                 store._claim()
             except BaseException:
@@ -201,12 +205,12 @@ class StudyStore:
     def discard(self) -> None:
         """Remove a study that nothing was bound to, as if it had not been opened.
 
-        Only a database file of its own goes, not one that holds other studies.
+        Only a database that this opening made goes: another may hold other studies. Called
+        before `close`, so that nobody else can have begun to use it.
         """
-        database = self.location.sqlite_path
-        if database is None or database.parent != self.location.directory:
+        if self._made is None or self._made.parent != self.location.directory:
             return
-        for path in (database, self.location.lock_path):
+        for path in (self._made, self.location.lock_path):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # something else lies there
             self.location.directory.rmdir()
