@@ -10,7 +10,7 @@ import pytest
 from fake_nvml import GIB, FakeGpu, FakeNvml, FakeProcess
 
 from tuner.errors import EnvironmentProblem
-from tuner.metrics.device import DeviceMonitor, describe_device, host_memory_gib
+from tuner.metrics.device import DeviceMonitor, host_memory_gib
 from tuner.types import DeviceUse, Progress
 
 
@@ -175,17 +175,17 @@ def test_host_memory_of_nothing_is_none() -> None:
 # --- description -----------------------------------------------------------------------
 
 
-def test_describe_device_names_gpus_and_driver(nvml: FakeNvml) -> None:
-    assert describe_device(DeviceMonitor({"CUDA_VISIBLE_DEVICES": "2,0"}, nvml)) == {
+def test_describe_names_gpus_and_driver(nvml: FakeNvml) -> None:
+    assert DeviceMonitor({"CUDA_VISIBLE_DEVICES": "2,0"}, nvml).describe() == {
         "gpu0": "C GPU-bbbb-2",
         "gpu1": "A GPU-aaaa-1",
         "driver": "570.86.15",
     }
 
 
-def test_describe_device_without_gpus_names_the_processor(nvml: FakeNvml) -> None:
+def test_describe_without_gpus_names_the_processor(nvml: FakeNvml) -> None:
     nvml.has_driver = False
-    description = describe_device(DeviceMonitor({}, nvml))
+    description = DeviceMonitor({}, nvml).describe()
     assert set(description) == {"cpu", "cores"}
     assert description["cpu"]
     assert int(description["cores"]) == len(os.sched_getaffinity(0))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from tuner.engine.base import Launcher, LaunchObserver, ProgressSink, Server
+from tuner.engine.base import Launcher, LaunchObserver, Server
 from tuner.load.client import LoadClient
 from tuner.load.driver import drive, warm_up
 from tuner.load.workload import TokenizeError, Tokenizer, Workload
@@ -20,6 +20,7 @@ from tuner.types import (
     FailureCause,
     Measurement,
     Outcome,
+    ProgressSink,
     Stage,
     WorkloadSpec,
 )

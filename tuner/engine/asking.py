@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tuner.engine.base import ProgressSink
 from tuner.engine.flags import FlagTable
 from tuner.errors import EnvironmentProblem
 from tuner.redact import redact_text
-from tuner.types import Progress
+from tuner.types import Progress, ProgressSink
 
 PROBE = Path(__file__).parent / "probe" / "ask_vllm.py"
 

@@ -17,11 +17,8 @@ from tuner.types import (
     FailureCause,
     JsonValue,
     MemoryFacts,
-    Progress,
+    ProgressSink,
 )
-
-ProgressSink = Callable[[Progress], None]
-"""Told what is going on, a few times a second; must return at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import cast
 
 from tuner.engine.asking import Asker, NoAnswer, question_argv, where_vllm_is
-from tuner.engine.base import ConfigAnswer, ProgressSink
+from tuner.engine.base import ConfigAnswer
 from tuner.engine.introspect import CannotAsk, find_python, server_env
 from tuner.engine.log_causes import classify
 from tuner.engine.simulated.server.answers import StandInAnswers, is_stand_in
 from tuner.errors import EnvironmentProblem
-from tuner.types import FailureCause, JsonValue, Progress, ServerSpec
+from tuner.types import FailureCause, JsonValue, Progress, ProgressSink, ServerSpec
 
 FIRST_LIMIT_S = 60.0
 """How long a study waits for the check to become available."""

@@ -21,12 +21,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from tuner.engine.asking import PROBE, Asker, VllmPython, where_vllm_is
-from tuner.engine.base import ProgressSink
 from tuner.engine.flags import FlagTable
 from tuner.engine.simulated.server.answers import StandInAnswers, is_stand_in
 from tuner.errors import EnvironmentProblem
 from tuner.redact import MASK
-from tuner.types import ServerSpec
+from tuner.types import ProgressSink, ServerSpec
 
 _INSTALL = "Install it (pip install vllm), or set `server: command:` to where it is."
 

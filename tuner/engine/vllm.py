@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner import __version__
 from tuner.engine.arguments import argv, shell_line
-from tuner.engine.base import LaunchObserver, ProgressSink
+from tuner.engine.base import LaunchObserver
 from tuner.engine.flags import FlagTable
 from tuner.engine.introspect import server_env
 from tuner.engine.log_facts import STAGE_WORDS
@@ -28,6 +28,7 @@ from tuner.types import (
     JsonValue,
     MemoryFacts,
     Progress,
+    ProgressSink,
     ServerSpec,
 )
 

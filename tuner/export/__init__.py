@@ -1,5 +1,5 @@
 """Handing out the best configuration: one file a format, checked by vLLM itself."""
 
-from tuner.export.checked import FORMATS, export_best, render_checked
+from tuner.export.checked import FORMATS, export_best
 
-__all__ = ["FORMATS", "export_best", "render_checked"]
+__all__ = ["FORMATS", "export_best"]

@@ -46,10 +46,10 @@ async def export_best(
     deployment = best_deployment(study, flags)
     for text in deployment.notices:
         notice(text)
-    return await render_checked(deployment, form, flags, checker, notice)
+    return await _render_checked(deployment, form, flags, checker, notice)
 
 
-async def render_checked(
+async def _render_checked(
     deployment: Deployment,
     form: str,
     flags: FlagTable | None,

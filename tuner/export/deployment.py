@@ -11,7 +11,7 @@ from tuner.errors import NoResult
 from tuner.gain import gain_sentence
 from tuner.records import StudyRecord, TrialRecord
 from tuner.report.simulated import trial_note
-from tuner.types import EngineConfig, JsonValue
+from tuner.types import JsonValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,5 @@ def best_deployment(study: StudyRecord, flags: FlagTable | None) -> Deployment:
             f"no configuration of the study {study.name!r} worked",
             f"`tuner status {study.name}` shows what failed, and why",
         )
-    return deployment_of(study, best, best.config, flags)
-
-
-def deployment_of(
-    study: StudyRecord, trial: TrialRecord, config: EngineConfig, flags: FlagTable | None
-) -> Deployment:
-    """What would be handed out for one trial."""
-    adapted = adapt(config.args, flags)
-    return Deployment(study, trial, adapted.args, dict(config.env), adapted.notices)
+    adapted = adapt(best.config.args, flags)
+    return Deployment(study, best, adapted.args, dict(best.config.env), adapted.notices)

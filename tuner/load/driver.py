@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
 
 from tuner.load.workload import Request, Workload
-from tuner.types import Progress, RequestRecord, WorkloadSpec
+from tuner.types import Progress, ProgressSink, RequestRecord, WorkloadSpec
 
 PROGRESS_INTERVAL_S = 0.25
-
-ProgressSink: TypeAlias = Callable[[Progress], None]
-"""Told how far the load is, a few times a second; must return at once."""
 
 
 class Sender(Protocol):

@@ -10,14 +10,14 @@ import asyncio
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
 import psutil
 
 from tuner.errors import EnvironmentProblem
-from tuner.types import DeviceUse, Progress
+from tuner.types import DeviceUse, Progress, ProgressSink
 
 _GIB = 2**30
 
@@ -131,7 +131,7 @@ class DeviceMonitor:
         tolerance_gib: float = 0.3,
         timeout_s: float = 60.0,
         poll_s: float = 0.25,
-        on_progress: Callable[[Progress], None] = _tell_nobody,
+        on_progress: ProgressSink = _tell_nobody,
     ) -> None:
         """Wait until no device uses more than `baseline_gib`: the driver frees memory late.
 
@@ -218,11 +218,6 @@ class DeviceMonitor:
         except self._nvml.NVMLError:
             return []
         return [_describe_holder(process) for process in processes]
-
-
-def describe_device(monitor: DeviceMonitor | None = None) -> dict[str, str]:
-    """`DeviceMonitor.describe` of the devices that this environment makes visible."""
-    return (monitor or DeviceMonitor()).describe()
 
 
 def host_memory_gib(processes: Iterable[psutil.Process]) -> float | None:

@@ -36,6 +36,7 @@ from tuner.types.failed import (
     FailureCause,
     Outcome,
     Progress,
+    ProgressSink,
     Stage,
     Verdict,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "Outcome",
     "Percentiles",
     "Progress",
+    "ProgressSink",
     "RequestRecord",
     "RequestStatus",
     "SamplerKind",

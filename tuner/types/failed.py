@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -147,3 +147,7 @@ class Progress:
     elapsed_s: float
     total_s: float | None = None
     detail: str = ""
+
+
+ProgressSink: TypeAlias = Callable[[Progress], None]
+"""Told what is going on, a few times a second; must return at once."""
