@@ -16,11 +16,12 @@ class Blame(StrEnum):
 
     CONFIGURATION = "configuration"
     ENVIRONMENT = "environment"
+    NONE = "none"
     UNKNOWN = "unknown"
 
 
 class FailureCause(StrEnum):
-    """Why a server life ended without a measurement."""
+    """Why a server life ended without a measurement; the values are also the JSON names."""
 
     OOM_LOAD = "oom_load"
     OOM_PROFILE = "oom_profile"
@@ -45,14 +46,23 @@ class FailureCause(StrEnum):
     UNSUPPORTED = "unsupported"
     COMPILE_CACHE = "compile_cache"
     DISK_FULL = "disk_full"
+    NONE = "none"
+    """Nothing failed: what a healthy log tells."""
     UNKNOWN = "unknown"
 
     @property
     def blame(self) -> Blame:
         """Whether the configuration or the machine has to change."""
+        if self is FailureCause.NONE:
+            return Blame.NONE
         if self in _ENVIRONMENT_CAUSES:
             return Blame.ENVIRONMENT
-        return Blame.UNKNOWN if self is FailureCause.UNKNOWN else Blame.CONFIGURATION
+        return Blame.UNKNOWN if self in _OPEN_CAUSES else Blame.CONFIGURATION
+
+    @property
+    def retry(self) -> bool:
+        """Whether the same configuration may do better at the next start."""
+        return self in _PASSING_CAUSES
 
 
 _ENVIRONMENT_CAUSES = frozenset(
@@ -65,6 +75,29 @@ _ENVIRONMENT_CAUSES = frozenset(
         FailureCause.MODEL_ACCESS,
         FailureCause.COMPILE_CACHE,
         FailureCause.DISK_FULL,
+    }
+)
+
+_OPEN_CAUSES = frozenset(
+    {
+        FailureCause.UNKNOWN,
+        FailureCause.CRASH,
+        FailureCause.HANG,
+        FailureCause.STARTUP_TIMEOUT,
+    }
+)
+"""Those that tell what happened, but not whose fault it was."""
+
+_PASSING_CAUSES = frozenset(
+    {
+        FailureCause.DEVICE_BUSY,
+        FailureCause.MEMORY_BASELINE_MOVED,
+        FailureCause.NCCL,
+        FailureCause.PORT_IN_USE,
+        FailureCause.COMPILE_CACHE,  # with a fresh cache
+        FailureCause.CRASH,
+        FailureCause.HANG,
+        FailureCause.UNKNOWN,
     }
 )
 
