@@ -207,7 +207,7 @@ def test_parser_refusal_reads_back():
 
 
 SILENT = {FailureCause.HANG, FailureCause.NONE}
-"""A start that hangs says nothing, the tuner sees it by the clock; of no failure nothing is said."""
+"""A start that hangs says nothing, the tuner sees it by the clock; nor does one that works."""
 
 
 @pytest.mark.parametrize("cause", [c for c in FailureCause if c not in SILENT])

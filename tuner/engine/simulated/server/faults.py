@@ -42,7 +42,7 @@ class Fault:
     @property
     def cause(self) -> FailureCause | None:
         """For one of vLLM's own ways of failing."""
-        return FailureCause(self.name) if self.name in set(FailureCause) else None
+        return FailureCause(self.name) if self.name in set(CAUSES) else None
 
     @property
     def stage(self) -> Stage:
