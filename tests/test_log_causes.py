@@ -115,7 +115,7 @@ def test_classify_names_the_cause(line: str, cause: FailureCause) -> None:
         (
             "RuntimeError: max_num_seqs (1024) exceeds available Mamba cache blocks (512). Each",
             FailureCause.STATE_BLOCKS,
-            {"max_num_seqs": 1024, "available_blocks": 512},
+            {"max_num_seqs": 1024, "available_blocks": 512, "max_num_seqs_limit": 512},
         ),
         (
             "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy "
@@ -133,7 +133,13 @@ def test_classify_names_the_cause(line: str, cause: FailureCause) -> None:
             "ValueError: Free memory on device cuda:0 (78.57/79.15 GiB) on startup is less than "
             "desired GPU memory utilization (0.999, 79.07 GiB).",
             FailureCause.BAD_CONFIG,
-            {"free_gib": 78.57, "total_gib": 79.15, "utilization": 0.999, "wanted_gib": 79.07},
+            {
+                "free_gib": 78.57,
+                "total_gib": 79.15,
+                "utilization": 0.999,
+                "wanted_gib": 79.07,
+                "device_index": 0,
+            },
         ),
         (
             "Available memory on node 0 (11.11/12.46 GiB) on kv cache allocation is less "
@@ -144,7 +150,12 @@ def test_classify_names_the_cause(line: str, cause: FailureCause) -> None:
         (
             OOM,
             FailureCause.OOM_LOAD,
-            {"tried_to_allocate_gib": 232 / 1024, "total_gib": 23.57, "free_gib": 154.88 / 1024},
+            {
+                "tried_to_allocate_gib": 232 / 1024,
+                "device_index": 2,
+                "total_gib": 23.57,
+                "free_gib": 154.88 / 1024,
+            },
         ),
         (
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 642.00 MiB. GPU",

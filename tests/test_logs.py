@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tuner.engine.logs import LogReader, cause_of_exit
 from tuner.types import Failure, FailureCause, MemoryFacts, Stage
@@ -290,6 +288,190 @@ def test_log_reader_keeps_a_bounded_part_of_a_long_log() -> None:
     assert len(failure.excerpt) < 60_000
 
 
+# --- what belongs together -------------------------------------------------------------
+
+SAMPLER = (
+    "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests. "
+    "Please try lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine."
+)
+TAG = "(Worker_TP{0} pid=1{0}) ERROR 01-01 00:00:00 [x.py:1] "
+
+
+def test_log_reader_joins_what_torch_and_vllm_say_of_one_failure() -> None:
+    reader = read(
+        LOADED,
+        "Traceback (most recent call last):",
+        '  File "gpu_worker.py", line 12, in determine_available_memory',
+        OOM,
+        "The above exception was the direct cause of the following exception:",
+        "Traceback (most recent call last):",
+        '  File "gpu_worker.py", line 12, in profile_run',
+        SAMPLER,
+    )
+    failure = failed(reader)
+    assert (failure.cause, failure.stage) == (FailureCause.OOM_WARMUP, Stage.PROFILING)
+    assert failure.numbers["requests"] == 256
+    assert failure.numbers["total_gib"] == 23.57
+    assert "256 dummy requests" in failure.line
+
+
+def test_log_reader_keeps_tracebacks_of_processes_apart() -> None:
+    first, second = TAG.format(0), TAG.format(1)
+    reader = read(
+        first + "Traceback (most recent call last):",
+        first + '  File "w.py", line 1, in load_model',
+        second + "Traceback (most recent call last):",
+        second + '  File "w.py", line 1, in profile_run',
+        second + "    self.model()",
+        first + OOM,
+        second + "KeyError: 'x'",
+    )
+    assert failed(reader).cause is FailureCause.OOM_LOAD
+
+
+@pytest.mark.parametrize("then", [OOM, "RuntimeError: CUDA error: an illegal memory access"])
+def test_log_reader_believes_a_root_more_than_a_rank_that_lost_its_peer(then: str) -> None:
+    reader = read(
+        TAG.format(1) + "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote "
+        "process exited or there was a network error",
+        TAG.format(0) + then,
+    )
+    assert failed(reader).cause is not FailureCause.NCCL
+
+
+def test_log_reader_needs_no_next_line_to_decide() -> None:
+    reader = read("ValueError: No available memory for the cache blocks. Try increasing `gpu_mem")
+    assert reader.decisive
+    assert reader.explained
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Input prompt (10854 tokens) is too long and exceeds the capacity of block_manager",
+        "ValueError: To serve at least one request with the model's max seq len (8192), (1.0 GiB "
+        "KV cache is needed, which is larger than the available KV cache memory (0.5 GiB).",
+    ],
+)
+def test_log_reader_sees_a_small_kv_cache_at_run_time_too(line: str) -> None:
+    stamp = "" if "Error" in line else "WARNING 01-01 00:00:00 [s.py:1] "
+    failure = failed(read(READY, stamp + line))
+    assert (failure.cause, failure.stage) == (FailureCause.KV_TOO_SMALL, Stage.READY)
+
+
+def test_log_reader_does_not_take_the_version_of_nccl() -> None:
+    reader = read("NCCL version 2.21.5+cuda12.4", "       █  version 0.32.0")
+    assert reader.memory.vllm_version == "0.32.0"
+
+
+# --- several lives, and how they end ---------------------------------------------------
+
+STOP = ["INFO:     Shutting down", "INFO:     Waiting for application shutdown."]
+
+
+@pytest.mark.parametrize("code", [None, 0, -15, 143, 130])
+@pytest.mark.parametrize("end", [[], STOP])
+def test_log_reader_finds_no_failure_in_a_server_that_was_stopped(
+    code: int | None, end: list[str]
+) -> None:
+    reader = read(READY, *end, *(["asyncio.exceptions.CancelledError", f"x\n{OOM}"] if end else []))
+    reader.finish()
+    assert reader.failure(code) is None
+
+
+def test_log_reader_does_not_take_the_end_of_a_dead_engine_for_a_stop() -> None:
+    dead = "ERROR 01-01 00:00:00 [c.py:1] EngineCore encountered a fatal error."
+    assert failed(read(READY, dead, *STOP), 0).cause is FailureCause.CRASH
+
+
+def test_log_reader_keeps_the_death_of_a_life_before() -> None:
+    dead = "ERROR 01-01 00:00:00 [c.py:1] EngineCore encountered a fatal error."
+    banner = "INFO 01-01 00:00:00 [a.py:1] vLLM API server version 0.11.0"
+    reader = read(banner, READY, dead, "KeyError: 'x'", *STOP, banner, LOADING)
+    assert reader.stage is Stage.LOADING
+    reader.feed(READY + "\n")
+    assert failed(reader, None).cause is FailureCause.CRASH
+
+
+def test_log_reader_shows_how_an_unknown_start_ended() -> None:
+    reader = read(LOADING, "Traceback (most recent call last):", "KeyError: 'layers.7'")
+    assert reader.failure() is None
+    reader.finish()
+    failure = failed(reader, None)
+    assert (failure.cause, failure.line) == (FailureCause.UNKNOWN, "KeyError: 'layers.7'")
+
+
+# --- progress and hangs ----------------------------------------------------------------
+
+BEAT = (
+    "(Worker_TP{} pid=1{}) INFO 01-01 00:{:02d}:00 [shm_broadcast.py:501] No available shared "
+    "memory broadcast block found in 60 seconds. This typically happens when some processes are "
+    "hanging or doing some time-consuming work (e.g. compilation)."
+)
+
+
+def test_log_reader_counts_progress_but_not_heart_beats() -> None:
+    reader = read(LOADING)
+    assert reader.progress == 1
+    for minute in range(10):
+        reader.feed(BEAT.format(0, 0, minute) + "\n" + LOADING + "\n")
+        reader.feed('INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 503 Service Unavailable\n')
+    assert reader.progress == 1
+    reader.feed("Loading safetensors checkpoint shards:  25% Completed | 1/4\n")
+    assert reader.progress == 2
+
+
+@pytest.mark.parametrize(
+    ("beats", "hangs"),
+    [
+        ([(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)], True),
+        ([(0, 1), (0, 2), (0, 3), (0, 4)], False),
+        ([(0, 1), (0, 6)], True),
+        ([(rank, 1) for rank in range(8)], False),
+    ],
+)
+def test_log_reader_calls_a_log_that_ends_in_heart_beats_a_hang(
+    beats: list[tuple[int, int]], hangs: bool
+) -> None:
+    reader = read(LOADING, *(BEAT.format(rank, rank, minute) for rank, minute in beats))
+    assert reader.failure() is None
+    reader.finish()
+    failure = reader.failure()
+    assert (failure is not None) is hangs
+    if failure is not None:
+        assert (failure.cause, failure.stage) == (FailureCause.HANG, Stage.LOADING)
+        assert "No available shared memory" in failure.line
+    reader.feed(LOADED + "\n")
+    reader.finish()
+    assert reader.failure() is None
+
+
+def stats(tokens: str, running: int, waiting: int) -> str:
+    return (
+        f"INFO 01-01 00:00:00 [loggers.py:1] Engine 000: Avg prompt throughput: {tokens} tokens/s, "
+        f"Avg generation throughput: {tokens} tokens/s, Running: {running} reqs, Waiting: "
+        f"{waiting} reqs, GPU KV cache usage: 0.1%, Prefix cache hit rate: 0.0%"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "hangs"),
+    [
+        ([stats("0.0", 2, 1)] * 6, True),
+        ([stats("0.0", 0, 3)] * 6, True),
+        ([stats("0.0", 2, 1)] * 5, False),
+        ([stats("0.0", 0, 0)] * 20, False),
+        ([stats("0.0", 2, 1)] * 6 + [stats("5.0", 2, 1)], False),
+        ([stats("5.0", 2, 1)] * 9, False),
+    ],
+)
+def test_log_reader_calls_counters_that_stand_still_a_hang(lines: list[str], hangs: bool) -> None:
+    reader = read(READY, *lines)
+    reader.finish()
+    failure = reader.failure()
+    assert (failure is not None and failure.cause is FailureCause.HANG) is hangs
+
+
 # --- exit codes ------------------------------------------------------------------------
 
 
@@ -316,25 +498,3 @@ def test_log_reader_without_a_telling_line_goes_by_the_exit_code() -> None:
     failure = failed(reader, -9)
     assert failure.cause is FailureCause.HOST_OOM
     assert "SIGKILL" in failure.line
-
-
-# --- any input
-
-
-@given(st.lists(st.binary(max_size=200), max_size=20))
-def test_log_reader_never_fails(pieces: list[bytes]) -> None:
-    reader = LogReader()
-    for piece in pieces:
-        reader.feed(piece)
-    reader.finish()
-    assert reader.failure(1) is not None
-
-
-@given(st.integers(1, 4000))
-def test_log_reader_does_not_mind_where_the_log_is_cut(piece: int) -> None:
-    whole, cut = read_file("cpu_0.32_seqs_gt_tokens.log", 10**9), LogReader()
-    data = (LOGS / "cpu_0.32_seqs_gt_tokens.log").read_bytes()
-    for start in range(0, len(data), piece):
-        cut.feed(data[start : start + piece])
-    cut.finish()
-    assert cut.failure(1) == whole.failure(1)

@@ -162,7 +162,7 @@ def test_less_than_a_block_is_no_kv_cache():
         ({"max_num_batched_tokens": 131_072}, FailureCause.OOM_PROFILE, Stage.PROFILING),
         (
             {"max_num_seqs": 8192, "max_num_batched_tokens": 8192},
-            FailureCause.OOM_PROFILE,
+            FailureCause.OOM_WARMUP,
             Stage.PROFILING,
         ),
         ({"kv_cache_memory_bytes": "8G"}, FailureCause.OOM_KV_ALLOC, Stage.KV_ALLOCATION),

@@ -45,8 +45,13 @@ def assert_reads_back(failure: StartFailure, stage: Stage | None = None) -> None
     found = reader.failure(failure.exit_code)
     assert found is not None
     assert found.cause is failure.cause
-    assert found.numbers == failure.numbers
+    assert without_device(found.numbers) == failure.numbers
     assert found.stage is (stage or failure.stage)
+
+
+def without_device(numbers):
+    """Which device it was is not the memory model's matter."""
+    return {name: value for name, value in numbers.items() if name != "device_index"}
 
 
 # --- a start that goes well ------------------------------------------------------------
@@ -250,7 +255,8 @@ def test_death_of_a_serving_engine_reads_back(cause, numbers):
     reader = read([*start_lines(made, plan(made)), *lines_of(failure)])
     found = reader.failure(0)
     assert found is not None
-    assert (found.cause, found.numbers, found.stage) == (cause, numbers, Stage.READY)
+    assert (found.cause, found.stage) == (cause, Stage.READY)
+    assert without_device(found.numbers) == numbers
     assert reader.engine_dead
 
 

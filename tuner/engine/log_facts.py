@@ -18,8 +18,13 @@ _STAGE_LINES: tuple[tuple[re.Pattern[str], Stage], ...] = tuple(
     (re.compile(pattern), stage)
     for pattern, stage in (
         (r"Starting to load model|Loading (?:safetensors|pt) checkpoint shards", Stage.LOADING),
-        # The profile run follows at once; the CPU build has only the second wording.
-        (r"Model loading took|Loading model weights took|Initializing model took", Stage.PROFILING),
+        (r"Using model weights format|Loading weights took", Stage.LOADING),
+        # The profile run follows at once; the CPU build has only the last wording.
+        (
+            r"Model loading took|Loading model weights took|Initializing model took"
+            r"|Starting profile run for multi-modal models",
+            Stage.PROFILING,
+        ),
         (r"Start compiling function|Dynamo bytecode transform|Compiling a graph", Stage.COMPILING),
         (r"torch\.compile (?:takes|took)|Graph compilation (?:took|finished)", Stage.PROFILING),
         (
@@ -27,9 +32,14 @@ _STAGE_LINES: tuple[tuple[re.Pattern[str], Stage], ...] = tuple(
             r"|Memory profiling takes|GiB for KV cache on node",
             Stage.KV_ALLOCATION,
         ),
-        (r"Capturing (?:the model for CUDA graphs|cudagraphs? |CUDA graphs?)", Stage.GRAPH_CAPTURE),
+        (
+            r"Capturing (?:the model for CUDA graphs|(?:a )?cudagraphs? |CUDA graphs?)",
+            Stage.GRAPH_CAPTURE,
+        ),
         (r"Graph capturing finished|init engine \(", Stage.WARMUP),
-        (r"Application startup complete", Stage.READY),
+        (r"Application startup complete|Uvicorn running on", Stage.READY),
+        # A log that was cut at its front shows only that the server serves.
+        (r"Avg prompt throughput: |\"POST /[\w/.-]+ HTTP/1\.[01]\" 200", Stage.READY),
     )
 )
 
@@ -50,6 +60,8 @@ _ORDER = {
 
 def next_stage(stage: Stage, text: str) -> Stage:
     """The stage after the line `text`, given the one before it."""
+    if not _STAGE_WORDS.search(text):
+        return stage
     for pattern, reached in _STAGE_LINES:
         if pattern.search(text):
             if reached is Stage.GRAPH_CAPTURE and _ORDER[stage] < _ORDER[Stage.KV_ALLOCATION]:
@@ -58,6 +70,12 @@ def next_stage(stage: Stage, text: str) -> Stage:
             return reached if _ORDER[reached] >= _ORDER[stage] else stage
     return stage
 
+
+_STAGE_WORDS = re.compile(
+    "oading|odel|ompil|Dynamo|KV |blocks|Memory|Capturing|capturing|engine|startup|Uvicorn"
+    "|throughput|POST "
+)
+"""Some part of every line in the table, found faster than the table is read."""
 
 STAGE_WORDS = {
     Stage.LAUNCH: "starting Python and importing vLLM",
@@ -74,6 +92,8 @@ STAGE_WORDS = {
 
 
 # --- facts -----------------------------------------------------------------------------
+
+_LONGEST_NUMBER = 30
 
 _NUMBER = r"(-?\d[\d,]*(?:\.\d+)?)"
 
@@ -138,10 +158,14 @@ _FACTS = (
     ),
 )
 
+_RELEASE = r"\d+(?:\.\d+)+(?:\.?(?:post|dev|rc|a|b)\d+)*(?:\+[\w.]+)?"
+
 _VERSION = re.compile(
-    r"vLLM (?:API )?server version (\d[\w.+]*)"
-    r"|LLM engine \(v(\d[\w.+]*)\)"
-    r"|\bversion (\d+\.\d+[\w.+]*)\s*$"  # the banner of 0.14 and newer
+    rf"vLLM (?:API )?server version (?P<server>{_RELEASE})"
+    rf"|LLM engine \(v(?P<engine>{_RELEASE})\)"
+    rf"|vLLM [Vv]ersion:? (?P<said>{_RELEASE})"
+    # The banner of 0.14 and newer; NCCL says "NCCL version 2.21.5".
+    rf"|(?<![A-Za-z] )\bversion (?P<banner>{_RELEASE})\s*$"
 )
 
 SIMULATED = "+simulated"
@@ -152,17 +176,40 @@ _WHOLE = frozenset({"kv_cache_tokens", "max_model_len_tokens"})
 
 def with_facts(facts: MemoryFacts, text: str) -> MemoryFacts:
     """`facts` and what the line `text` adds to it."""
-    if facts.vllm_version is None and (match := _VERSION.search(text)):
-        version = next(group for group in match.groups() if group)
-        facts = replace(facts, vllm_version=version, simulated=SIMULATED in version)
+    if "ersion" in text or "LLM engine" in text:
+        facts = _with_version(facts, text)
+    if not _FACT_WORDS.search(text):
+        return facts
     found: dict[str, float] = {}
     for fact in _FACTS:
         if match := fact.pattern.search(text):
-            number = float(match[1].replace(",", ""))
+            number = float(match[1].replace(",", "")[:_LONGEST_NUMBER])
             known = getattr(facts, fact.field)
             value = number if known is None else fact.combine(known, number)
             found[fact.field] = int(value) if fact.field in _WHOLE else value
     return replace(facts, **found) if found else facts  # type: ignore[arg-type]  # numbers only
 
+
+def _with_version(facts: MemoryFacts, text: str) -> MemoryFacts:
+    match = _VERSION.search(text)
+    if match is None:
+        return facts
+    version = next(group for group in match.groups() if group)
+    known = facts.vllm_version
+    # A line that a terminal broke comes a second time, put together.
+    if known is not None and not (version.startswith(known) and version != known):
+        return facts
+    return replace(facts, vllm_version=version, simulated=SIMULATED in version)
+
+
+def begins_anew(text: str) -> bool:
+    """Whether a server says here that it begins: a log may hold several lives."""
+    if "ersion" not in text:
+        return False
+    match = _VERSION.search(text)
+    return match is not None and (match["server"] or match["banner"]) is not None
+
+
+_FACT_WORDS = re.compile("took|memory|Memory|KV |tokens|model len|max_model_len")
 
 assert {fact.field for fact in _FACTS} <= {field.name for field in fields(MemoryFacts)}

@@ -118,7 +118,7 @@ class _CudaStart:
             tried = 2 * tokens * model.intermediate * model.dtype_bytes // ranks
             return self._out_of_memory(FailureCause.OOM_PROFILE, Stage.PROFILING, tried)
         if needs.activation_bytes(settings) > self.free:
-            return self._sampler_failure(FailureCause.OOM_PROFILE, Stage.PROFILING, sequences)
+            return self._sampler_failure(Stage.PROFILING, sequences)
         self.plan = replace(
             self.plan,
             activation_gib=needs.activation_bytes(settings) / GIB,
@@ -195,18 +195,19 @@ class _CudaStart:
         if needs.sampler_bytes(self.settings, sequences) > self.free:
             captured = bool(self.settings.cudagraph_capture_sizes)
             stage = Stage.WARMUP if captured else Stage.KV_ALLOCATION
-            return self._sampler_failure(FailureCause.OOM_WARMUP, stage, sequences)
+            return self._sampler_failure(stage, sequences)
         return None
 
     def ready(self) -> MemoryPlan:
         """All of it fits."""
         return replace(self.plan, headroom_gib=self.free / GIB)
 
-    def _sampler_failure(self, cause: FailureCause, stage: Stage, sequences: int) -> StartFailure:
+    def _sampler_failure(self, stage: Stage, sequences: int) -> StartFailure:
         """Logits as float32 find no memory; vLLM adds for how many dummy requests."""
         tried = sequences * self.settings.model.vocab * 4
-        failure = self._out_of_memory(cause, stage, tried)
-        return replace(failure, message=sampler_message(sequences))
+        failure = self._out_of_memory(FailureCause.OOM_WARMUP, stage, tried)
+        numbers = {**failure.numbers, "requests": float(sequences)}
+        return replace(failure, numbers=numbers, message=sampler_message(sequences))
 
     def _left_of_the_budget(self) -> int:
         return (
