@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 
 import psutil
@@ -11,7 +10,7 @@ from fake_nvml import GIB, FakeGpu, FakeNvml, FakeProcess
 
 from tuner.errors import EnvironmentProblem
 from tuner.metrics.device import DeviceMonitor, host_memory_gib
-from tuner.types import DeviceUse, Progress
+from tuner.types import DeviceUse
 
 
 @pytest.fixture
@@ -73,12 +72,13 @@ def test_monitor_leaves_out_devices_without_memory_of_their_own(nvml: FakeNvml) 
     assert DeviceMonitor({}, nvml).use() == DeviceUse()
 
 
-async def test_monitor_works_with_the_real_nvml_module_whatever_is_here() -> None:
+def test_monitor_works_with_the_real_nvml_module_whatever_is_here() -> None:
     monitor = DeviceMonitor()
     monitor.sample()
     use = monitor.use()
     assert len(use.device_names) == len(use.device_total_gib) == len(use.device_peak_gib)
-    await monitor.wait_until_free(use.device_total_gib)
+    for index in range(len(use.device_names)):
+        monitor.holders(index)
 
 
 # --- memory ----------------------------------------------------------------------------
@@ -115,48 +115,28 @@ def test_sample_of_a_lost_device_is_a_problem_of_the_environment(nvml: FakeNvml)
         monitor.sample()
 
 
-async def test_wait_until_free_returns_when_memory_is_back(nvml: FakeNvml) -> None:
-    monitor = DeviceMonitor({}, nvml)
-    baseline = monitor.memory_used_gib()
-    nvml.gpus[1].used_gib = 33.0
-    told: list[Progress] = []
-
-    def on_progress(progress: Progress) -> None:
-        told.append(progress)
-        nvml.gpus[1].used_gib = 20.0 if len(told) == 1 else 0.75
-
-    await monitor.wait_until_free(baseline, timeout_s=60, poll_s=0.001, on_progress=on_progress)
-    assert [progress.detail for progress in told] == [
-        "32.5 GiB still in use",
-        "19.5 GiB still in use",
-    ]
-    assert told[0].total_s == 60
-
-
-async def test_wait_until_free_names_who_holds_memory(nvml: FakeNvml) -> None:
-    monitor = DeviceMonitor({}, nvml)
-    baseline = monitor.memory_used_gib()
-    name = psutil.Process().name()
-    nvml.gpus[0].used_gib = 10.5
-    nvml.gpus[0].processes = [
-        FakeProcess(os.getpid(), int(9.5 * GIB)),
+def test_holders_names_who_holds_memory_the_largest_first(nvml: FakeNvml) -> None:
+    me = psutil.Process()
+    nvml.gpus[1].processes = [
         FakeProcess(2**22 + 1, None),
+        FakeProcess(os.getpid(), int(9.5 * GIB)),
     ]
-    with pytest.raises(EnvironmentProblem) as caught:
-        await monitor.wait_until_free(baseline, timeout_s=0.02, poll_s=0.005)
-    assert "10.0 GiB on GPU 0" in caught.value.message
-    assert "GPU 1" not in caught.value.message
-    assert f"process {os.getpid()} ({name}, 9.5 GiB)" in caught.value.message
-    assert f"process {2**22 + 1} (of another container or user)" in caught.value.message
-
-
-async def test_wait_until_free_does_not_block_the_event_loop(nvml: FakeNvml) -> None:
     monitor = DeviceMonitor({}, nvml)
-    waiting = asyncio.create_task(monitor.wait_until_free((0.0, 0.0, 0.0), timeout_s=60))
-    await asyncio.sleep(0.01)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    assert [str(holder) for holder in monitor.holders(1)] == [
+        f"process {os.getpid()} ({me.name()}, of {me.username()}, 9.5 GiB)",
+        f"process {2**22 + 1} (of another container or user)",
+    ]
+    assert monitor.holders(0) == []
+
+
+def test_holders_gives_no_name_to_an_id_of_another_namespace(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container the driver may tell the host's ids; the same one here is someone else."""
+    monkeypatch.setattr("tuner.metrics.device._is_ours_to_number", lambda: False)
+    nvml.gpus[0].processes = [FakeProcess(os.getpid(), GIB)]
+    [holder] = DeviceMonitor({}, nvml).holders(0)
+    assert str(holder) == f"process {os.getpid()} (of another container or user, 1.0 GiB)"
 
 
 def test_host_memory_is_the_resident_memory_of_a_process() -> None:

@@ -3,106 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
-import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
+from misbehaving import (
+    FAMILY,
+    LIMIT_S,
+    SLEEPER,
+    STUBBORN,
+    Trial,
+    argv,
+    eventually,
+    is_alive,
+    trial_in,
+)
 
-from tuner.engine.base import ProcessRecord
-from tuner.engine.process import SupervisedProcess, free_port, reap
+from tuner.engine.process import SupervisedProcess, free_port
 from tuner.engine.spawn import bury
 from tuner.errors import EnvironmentProblem
-
-LIMIT_S = 60.0  # generous: the machine may be busy with other things
-
-PRELUDE = """
-import mmap, os, signal, subprocess, sys, time
-def say(*words):
-    # One write, because several processes write into one log.
-    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
-def ignore_term():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-def child(code, **options):
-    started = subprocess.Popen([sys.executable, "-c", code], **options)
-    say("child", started.pid)
-    return started
-STUBBORN = (
-    "import os, signal, time; signal.signal(15, signal.SIG_IGN);"
-    "os.write(1, b'up' + bytes([10])); time.sleep(600)"
-)
-"""
-
-SLEEPER = "say('up'); time.sleep(600)"
-STUBBORN = "ignore_term(); say('up'); time.sleep(600)"
-FAMILY = """
-# An engine in the group and one in a session of its own, both deaf to TERM.
-child(STUBBORN)
-child(STUBBORN, start_new_session=True)
-"""
-
-
-def argv(code: str) -> list[str]:
-    return [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-async def eventually(condition: Callable[[], object], what: str = "") -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {LIMIT_S} s: {what}"
-        await asyncio.sleep(0.02)
-
-
-class Trial:
-    """Spawns servers whose output goes to one log, and knows their processes from it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.log = folder / "server.log"
-        self.started: list[SupervisedProcess] = []
-
-    async def spawn(self, code: str, *, grace_s: float = 0.3, ups: int = 0) -> SupervisedProcess:
-        process = await SupervisedProcess.spawn(
-            argv(code), env=dict(os.environ), cwd=None, log_path=self.log, grace_s=grace_s
-        )
-        self.started.append(process)
-        await eventually(lambda: self.lines().count("up") >= ups, "the server is up")
-        return process
-
-    def lines(self) -> list[str]:
-        return self.log.read_text().splitlines()
-
-    def children(self) -> list[int]:
-        return [int(line.split()[1]) for line in self.lines() if line.startswith("child ")]
 
 
 @pytest.fixture
 async def trial(tmp_path: Path) -> AsyncIterator[Trial]:
-    trial = Trial(tmp_path)
-    yield trial
-    for process in trial.started:
-        await process.stop()
-        assert not is_alive(process.record.pid)
-        assert not is_alive(process.record.pgid)
-        assert not os.path.exists(process.record.tmpdir)
-    assert not [pid for pid in trial.children() if is_alive(pid)]
+    async with trial_in(tmp_path) as trial:
+        yield trial
 
 
 # --- start and exit --------------------------------------------------------------------
@@ -349,6 +282,53 @@ async def test_death_of_the_leader_is_told_and_its_children_are_ended_by_stop(
     assert not [pid for pid in trial.children() if is_alive(pid)]
 
 
+async def test_stop_ends_many_processes_that_make_more(trial: Trial) -> None:
+    """Each in a session of its own, deaf to TERM, and started again when it is killed."""
+    code = """
+    def keep_alive(count):
+        while True:
+            children = [subprocess.Popen(
+                [sys.executable, "-S", "-c", STUBBORN], start_new_session=True
+            ) for _ in range(count)]
+            for started in children:
+                say("child", started.pid)
+            for started in children:
+                started.wait()
+    ignore_term()
+    for _ in range(5):
+        if (pid := os.fork()) == 0:
+            os.setsid()
+            keep_alive(10)
+        say("child", pid)
+    """
+    process = await trial.spawn(textwrap.dedent(code) + STUBBORN, ups=51)
+    assert len(process.descendants()) == 56
+    await process.stop()
+    assert not [pid for pid in trial.children() if is_alive(pid)]
+
+
+async def test_stop_ends_one_that_hides(trial: Trial) -> None:
+    """Double-forked, in another session and group, without a mark or an open file."""
+    code = """
+    hidden = "import os, signal, time;" + "".join(
+        f"signal.signal({number}, signal.SIG_IGN);" for number in (1, 2, 15)
+    ) + "os.closerange(0, 256); time.sleep(600)"
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.setpgid(0, 0)
+        say("child", os.getpid())
+        say("up")
+        os.execve(sys.executable, [sys.executable, "-c", hidden], {})
+    """
+    process = await trial.spawn(textwrap.dedent(code) + STUBBORN, ups=2)
+    [hidden] = trial.children()
+    await eventually(lambda: psutil.Process(hidden).environ() == {}, "it has no mark")
+    await process.stop()
+    assert not is_alive(hidden)
+
+
 async def test_stop_gives_the_group_time_to_settle_after_the_leader(trial: Trial) -> None:
     """vLLM's resource tracker unlinks shared memory after its parent's end, if it may."""
     code = """
@@ -414,104 +394,6 @@ async def test_stop_names_a_process_that_cannot_be_ended(
     trial.started.clear()
 
 
-async def test_stop_does_without_a_supervisor_that_hangs(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tuner.engine.process.KILL_LIMIT_S", 0.1)
-    monkeypatch.setattr("tuner.engine.process.SETTLE_S", 0.1)
-    process = await trial.spawn(FAMILY + STUBBORN, ups=3)
-    os.kill(process.record.pid, signal.SIGSTOP)
-    monkeypatch.setattr("tuner.engine.process._MARGIN_S", 0.1)
-    stopping = asyncio.create_task(process.stop())
-    await asyncio.sleep(0.3)
-    monkeypatch.setattr("tuner.engine.process._MARGIN_S", LIMIT_S)
-    await stopping
-    assert not [pid for pid in trial.children() if is_alive(pid)]
-
-
-# --- what a server leaves --------------------------------------------------------------
-
-
-@pytest.fixture
-def shared_name() -> Iterator[str]:
-    name = f"/dev/shm/psm_test_{os.getpid()}_{time.monotonic_ns()}"
-    yield name
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name)
-
-
-MAPS_SHARED = """
-with open({name!r}, "w+b") as file:
-    file.truncate(1 << 20)
-    shared = mmap.mmap(file.fileno(), 1 << 20)
-"""
-
-needs_shm = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="has no /dev/shm")
-
-
-@needs_shm
-async def test_stop_removes_shared_memory_and_sockets_of_the_server(
-    trial: Trial, shared_name: str
-) -> None:
-    code = """
-    import socket
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(os.environ["TMPDIR"] + "/123e4567-e89b-12d3-a456-426614174000")
-    """
-    process = await trial.spawn(
-        textwrap.dedent(code) + MAPS_SHARED.format(name=shared_name) + STUBBORN, ups=1
-    )
-    assert os.path.exists(shared_name)
-    assert len(os.listdir(process.record.tmpdir)) == 1
-    await process.stop()
-    assert not os.path.exists(shared_name)
-    assert not os.path.exists(process.record.tmpdir)
-
-
-@needs_shm
-async def test_stop_removes_shared_memory_of_orphans(trial: Trial, shared_name: str) -> None:
-    """The API server is killed, its engine holds the memory."""
-    engine = f"{PRELUDE}{MAPS_SHARED.format(name=shared_name)}{STUBBORN}"
-    process = await trial.spawn(f"child({engine!r})\n{SLEEPER}", ups=2)
-    os.kill(process.record.pgid, signal.SIGKILL)
-    assert await process.wait() == -9
-    assert os.path.exists(shared_name)
-    await process.stop()
-    assert not os.path.exists(shared_name)
-
-
-@needs_shm
-async def test_stop_removes_shared_memory_that_a_dying_engine_still_made(
-    trial: Trial, shared_name: str
-) -> None:
-    # As a vLLM that is told to stop in its start: the engine makes more, then ends before its
-    # stubborn parent is killed.
-    on_term = f"{MAPS_SHARED.format(name=shared_name)}time.sleep(1)\nos._exit(0)\n"
-    engine = (
-        f"{PRELUDE}def end(*_):\n{textwrap.indent(on_term, '    ')}"
-        f"signal.signal(signal.SIGTERM, end); {SLEEPER}"
-    )
-    process = await trial.spawn(f"child({engine!r})\n{STUBBORN}", grace_s=2.0, ups=2)
-    assert not os.path.exists(shared_name)
-    await process.stop()
-    assert not os.path.exists(shared_name)
-
-
-@needs_shm
-async def test_stop_leaves_shared_memory_that_is_older_than_the_server(
-    trial: Trial, shared_name: str
-) -> None:
-    Path(shared_name).write_bytes(b"x" * 4096)
-    await asyncio.sleep(0.1)  # file times come from a coarse clock
-    code = f"""
-    with open({shared_name!r}, "r+b") as file:
-        shared = mmap.mmap(file.fileno(), 4096)
-    """
-    process = await trial.spawn(textwrap.dedent(code) + STUBBORN, ups=1)
-    await process.stop()
-    assert os.path.exists(shared_name)
-
-
 async def test_host_memory_counts_children(trial: Trial) -> None:
     code = """
     held = bytearray(b"x") * (64 << 20)
@@ -522,183 +404,6 @@ async def test_host_memory_counts_children(trial: Trial) -> None:
     memory_gib = process.host_memory_gib()
     assert memory_gib is not None
     assert 0.125 <= memory_gib < 0.3
-
-
-# --- when the tuner or the supervisor is killed ----------------------------------------
-
-TUNER = """
-import asyncio, dataclasses, json, os, sys, time
-from pathlib import Path
-from tuner.engine.process import SupervisedProcess
-
-async def main():
-    command, log = json.loads(sys.argv[1]), Path(sys.argv[2])
-    process = await SupervisedProcess.spawn(
-        command, env=dict(os.environ), cwd=None, log_path=log, grace_s=0.3
-    )
-    if "fork" in sys.argv and (pid := os.fork()):
-        print("child", pid, file=log.open("a"))
-    elif "fork" in sys.argv:
-        os.close(1)
-        time.sleep(600)
-    print(json.dumps(dataclasses.asdict(process.record)), flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-RunTuner = Callable[..., tuple[subprocess.Popen, ProcessRecord]]
-
-
-@pytest.fixture
-def tuner(trial: Trial) -> Iterator[RunTuner]:
-    """Runs a tuner in a process of its own, with a server of the given code."""
-    tuners: list[subprocess.Popen] = []
-
-    def run(code: str, *options: str) -> tuple[subprocess.Popen, ProcessRecord]:
-        path = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        started = subprocess.Popen(
-            [sys.executable, "-c", TUNER, json.dumps(argv(code)), str(trial.log), *options],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        tuners.append(started)
-        assert started.stdout is not None
-        return started, ProcessRecord(**json.loads(started.stdout.readline()))
-
-    yield run
-    for started in tuners:
-        started.kill()
-        started.communicate()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-async def test_death_of_the_tuner_ends_everything(
-    trial: Trial, tuner: RunTuner, number: int
-) -> None:
-    process, record = tuner(FAMILY + STUBBORN)
-    await eventually(lambda: trial.lines().count("up") == 3, "the family is up")
-    pids = [record.pid, record.pgid, *trial.children()]
-    assert all(is_alive(pid) for pid in pids)
-    process.send_signal(number)
-    await eventually(lambda: not any(map(is_alive, pids)), "all are gone")
-    assert not os.path.exists(record.tmpdir)
-    assert reap(record) == []
-
-
-async def test_death_of_the_tuner_is_noticed_though_a_fork_of_it_holds_the_pipe(
-    trial: Trial, tuner: RunTuner
-) -> None:
-    process, record = tuner(STUBBORN, "fork")
-    await eventually(lambda: trial.lines().count("up") == 1, "the server is up")
-    process.kill()
-    await eventually(lambda: not is_alive(record.pid), "the supervisor is done")
-    assert not is_alive(record.pgid)
-    (fork,) = trial.children()
-    assert is_alive(fork)
-    os.kill(fork, signal.SIGKILL)
-    await eventually(lambda: not is_alive(fork), "the fork is gone")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_signalled_supervisor_ends_the_server(trial: Trial, number: int) -> None:
-    process = await trial.spawn(FAMILY + STUBBORN, ups=3)
-    os.kill(process.record.pid, number)
-    assert await asyncio.wait_for(process.wait(), LIMIT_S) == -signal.SIGKILL
-    await process.stop()
-
-
-async def test_killed_supervisor_is_noticed_and_the_server_killed(
-    trial: Trial, shared_name: str
-) -> None:
-    process = await trial.spawn(FAMILY + MAPS_SHARED.format(name=shared_name) + STUBBORN, ups=3)
-    os.kill(process.record.pid, signal.SIGKILL)
-    assert await asyncio.wait_for(process.wait(), LIMIT_S) == -signal.SIGKILL
-    assert not is_alive(process.record.pgid)
-    assert not [pid for pid in trial.children() if is_alive(pid)]
-    assert not os.path.exists(shared_name)
-
-
-async def test_supervisor_and_tuner_killed_at_once_terminates_the_server(
-    trial: Trial, tuner: RunTuner
-) -> None:
-    process, record = tuner(FAMILY + SLEEPER)
-    await eventually(lambda: trial.lines().count("up") == 3, "the family is up")
-    process.send_signal(signal.SIGSTOP)  # so that it cannot react
-    os.kill(record.pid, signal.SIGKILL)
-    process.kill()
-    await eventually(lambda: not is_alive(record.pgid), "the leader is gone")
-    orphans = trial.children()
-    assert all(is_alive(pid) for pid in orphans)
-    assert await asyncio.to_thread(reap, record) == sorted(orphans)
-    assert not any(map(is_alive, orphans))
-    assert not os.path.exists(record.tmpdir)
-
-
-# --- reap ------------------------------------------------------------------------------
-
-
-async def test_reap_ends_a_living_supervisor_and_its_server(trial: Trial) -> None:
-    process = await trial.spawn(FAMILY + STUBBORN, ups=3)
-    record = process.record
-    ended = await asyncio.to_thread(reap, record)
-    assert ended == sorted([record.pid, record.pgid, *trial.children()])
-    assert not os.path.exists(record.tmpdir)
-    assert await process.wait() == -signal.SIGKILL
-
-
-@pytest.fixture
-def stranger() -> Iterator[subprocess.Popen]:
-    """A process of someone else, in a session of its own."""
-    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    yield process
-    process.kill()
-    process.wait()
-
-
-def record_of(process: subprocess.Popen, **changes: object) -> ProcessRecord:
-    started = psutil.Process(process.pid).create_time()
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    true = ProcessRecord(process.pid, process.pid, started, started, boot_id, "/tmp/tuner-none")
-    return dataclasses.replace(true, **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"boot_id": "another"},
-        {"create_time": 1e9, "supervisor_create_time": 1e9},
-        {"create_time": 1e9, "supervisor_create_time": 1e9, "tmpdir": ""},
-    ],
-)
-async def test_reap_touches_no_process_with_a_reused_id(
-    stranger: subprocess.Popen, changes: dict[str, object]
-) -> None:
-    assert reap(record_of(stranger, **changes)) == []
-    assert stranger.poll() is None
-
-
-async def test_reap_kills_the_recorded_leader(stranger: subprocess.Popen) -> None:
-    """The counterpart of the test above: the same record, unchanged."""
-    record = record_of(stranger, pid=2**22 + 1)
-    assert await asyncio.to_thread(reap, record) == [stranger.pid]
-    assert stranger.wait() == -signal.SIGKILL
-
-
-async def test_reap_of_an_earlier_boot_removes_the_tmpdir(
-    stranger: subprocess.Popen, tmp_path: Path
-) -> None:
-    left = tmp_path / "tuner-left"
-    (left / "folder").mkdir(parents=True)
-    assert reap(record_of(stranger, boot_id="another", tmpdir=str(left))) == []
-    assert not left.exists()
-
-
-async def test_reap_removes_no_folder_that_is_not_a_private_tmpdir(
-    stranger: subprocess.Popen, tmp_path: Path
-) -> None:
-    assert reap(record_of(stranger, boot_id="another", tmpdir=str(tmp_path))) == []
-    assert tmp_path.exists()
 
 
 def test_free_port_can_be_bound() -> None:

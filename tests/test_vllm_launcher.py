@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -72,10 +73,11 @@ async def launched(
     *,
     server: ServerSpec = SERVER,
     watch: Watch | None = None,
+    timing: LaunchTiming = TIMING,
     **env: str,
 ) -> AsyncIterator[VllmServer | Failure]:
     watch = watch or Watch()
-    launcher = VllmLauncher(server, timing=TIMING)
+    launcher = VllmLauncher(server, timing=timing)
     started = await launcher.launch(EngineConfig(args, env), tmp_path, watch.observer)
     try:
         yield started
@@ -213,18 +215,97 @@ async def test_launch_gives_up_at_the_time_limit(tmp_path: Path) -> None:
     begin_s = time.monotonic()
     async with launched(tmp_path, server=server, SIMULATED_FAULT="hang_start") as started:
         failure = failed(started)
-    assert failure.cause is FailureCause.STARTUP_TIMEOUT
+    assert failure.cause is FailureCause.STARTUP_TIMEOUT  # 3 s are no time to call it a hang
     assert failure.stage is Stage.LOADING
     assert failure.line == (
-        "not ready after 3 s, while loading the weights: /health: ClientConnectorError"
+        "not ready after 3s, still loading the weights (/health: ClientConnectorError): "
+        "raise server.startup_timeout"
     )
     assert time.monotonic() - begin_s < 10
+
+
+async def test_launch_tells_a_hang_from_a_start_that_takes_long(tmp_path: Path) -> None:
+    server = replace(SERVER, startup_timeout_s=4.0)
+    fault = "hang_start stage=graph_capture"
+    timing = replace(TIMING, quiet_s=1.0)
+    async with launched(tmp_path, server=server, timing=timing, SIMULATED_FAULT=fault) as started:
+        failure = failed(started)
+    assert failure.cause is FailureCause.HANG
+    assert re.fullmatch(
+        r"not ready after 4s: no progress since [012]s, while capturing CUDA graphs "
+        r"\(last line: .*Capturing.*\)",
+        failure.line,
+    )
+
+
+async def test_launch_does_not_call_a_start_a_hang_that_still_says_something_new(
+    tmp_path: Path,
+) -> None:
+    server = replace(SERVER, startup_timeout_s=4.0, command=talks(tmp_path, every_s=0.2))
+    async with launched(tmp_path, server=server, timing=replace(TIMING, quiet_s=1.0)) as started:
+        failure = failed(started)
+    assert failure.cause is FailureCause.STARTUP_TIMEOUT
+    assert "still loading the weights" in failure.line
+
+
+def talks(tmp_path: Path, every_s: float) -> tuple[str, ...]:
+    """The command of a server that loads shard after shard."""
+    script = tmp_path / "talks.py"
+    script.write_text(
+        "import time\n"
+        "for shard in range(1000):\n"
+        "    print(f'Loading safetensors checkpoint shards:  0% Completed | {shard}/1000', "
+        "flush=True)\n"
+        f"    time.sleep({every_s})\n"
+    )
+    return ("{python}", str(script), "serve")
+
+
+async def test_launch_does_not_take_an_older_server_on_its_port_for_its_own(
+    tmp_path: Path,
+) -> None:
+    """Our process lives, and somebody else's answers; its page says since when it has run."""
+    script = tmp_path / "older.py"
+    script.write_text(OLDER_SERVER)
+    server = replace(SERVER, command=("{python}", str(script), "serve"))
+    async with launched(tmp_path, server=server) as started:
+        failure = failed(started)
+    assert failure.cause is FailureCause.PORT_IN_USE
+    assert "older than this launch" in failure.line
+    assert failure.exit_code is None
+
+
+OLDER_SERVER = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.path == "/v1/models":
+            self.say(json.dumps({"data": [{"id": "org/tiny", "max_model_len": 512}]}))
+        else:
+            self.say("process_start_time_seconds 1.7e9\\n")
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.say("{}")
+
+    def say(self, text):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+port = int(sys.argv[sys.argv.index("--port") + 1])
+HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
 
 
 async def test_launch_ends_a_server_that_says_it_failed_and_lingers(tmp_path: Path) -> None:
     script = tmp_path / "lingers.py"
     script.write_text(
-        "import time\n"
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('ValueError: No available memory for the cache blocks.', flush=True)\n"
         "time.sleep(60)\n"
     )
@@ -345,7 +426,7 @@ async def test_stop_ends_an_engine_that_ignores_signals(tmp_path: Path) -> None:
         tmp_path, watch=watch, SIMULATED_FAULT="ignore_term; leave_engine"
     ) as started:
         ready(started)
-        assert len(watch.alive) == 2
+        assert len(watch.alive) >= 2  # API server and engine, and who guards them
     assert watch.alive == []
 
 

@@ -12,10 +12,11 @@ import prepare_vllm
 import yaml
 
 from tuner import spec as spec_file
-from tuner.commands.run import PrepareOnce
 from tuner.engine.base import LaunchObserver, ProcessRecord
 from tuner.engine.vllm import VllmLauncher
 from tuner.evaluate import ServerEvaluator
+from tuner.load.prepared import PreparedWorkloads
+from tuner.measuring.session import Asked
 from tuner.types import EngineConfig, Measurement, Outcome, Progress, StudySpec
 
 MIB = 2**20
@@ -48,9 +49,7 @@ def measure(
 async def _measure(
     spec: StudySpec, configs: Sequence[EngineConfig], folder: Path, tell: Tell
 ) -> list[Outcome]:
-    evaluator = ServerEvaluator(
-        VllmLauncher(spec.server), spec.workload, PrepareOnce(spec.workload)
-    )
+    evaluator = ServerEvaluator(VllmLauncher(spec.server), Asked.of(spec), PreparedWorkloads())
     outcomes: list[Outcome] = []
     for number, config in enumerate(configs):
         life = folder / f"{number:04d}"

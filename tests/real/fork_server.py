@@ -28,6 +28,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import selectors
 import shlex
 import signal
@@ -73,11 +74,16 @@ the server then imports for itself what it needs."""
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a shim asks for."""
+    """What a shim asks for.
+
+    Attributes:
+        may_add_bytes: so much address space more than the fork server has; None is no limit.
+    """
 
     argv: list[str]
     env: dict[str, str]
     cwd: str
+    may_add_bytes: int | None
     streams: list[int]
 
 
@@ -289,6 +295,10 @@ def become(request: Request, set_by_import: dict[str, str]) -> NoReturn:
         os.dup2(stream, number)
         os.close(stream)
     os.chdir(request.cwd)
+    if request.may_add_bytes is not None:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + request.may_add_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     os.environ.clear()
     os.environ.update(set_by_import | {"VLLM_NO_USAGE_STATS": "1"} | request.env)
     # Read when the modules were imported, so read again.

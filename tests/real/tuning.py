@@ -183,3 +183,13 @@ def server_process(study: Path) -> Json:
         [(text,)] = database.execute(query)
     record: Json = json.loads(text)
     return record
+
+
+def trial_attributes(study: Path, number: int) -> Json:
+    """What the tuner has written to a trial, by key."""
+    query = (
+        "select key, value_json from trial_user_attributes join trials using (trial_id) "
+        "where number = ?"
+    )
+    with closing(sqlite3.connect(study / "study.db")) as database:
+        return {key: json.loads(text) for key, text in database.execute(query, (number,))}

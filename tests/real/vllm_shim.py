@@ -6,7 +6,8 @@ the three standard streams become those of a vLLM that is ready in 2 s instead o
 
 Signals TERM, INT, HUP, QUIT and the two user ones are passed on to all processes of that
 vLLM, as a terminal or `killpg` would. It ends as vLLM ends: with its exit code, or killed by
-the same signal. When this process is killed, the fork server kills its vLLM.
+the same signal. When this process is killed, the fork server kills its vLLM. A limit of its
+address space (`ulimit -v`) becomes the limit of what its vLLM adds to the fork server's.
 
 The socket is `fork.sock` beside this file, or what TUNER_FORK_SERVER names.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -57,7 +59,13 @@ def main() -> int:
 
 
 def _send_request(server: socket.socket) -> None:
-    request = {"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}
+    may_add, _ = resource.getrlimit(resource.RLIMIT_AS)
+    request = {
+        "argv": sys.argv[1:],
+        "env": dict(os.environ),
+        "cwd": os.getcwd(),
+        "may_add_bytes": None if may_add == resource.RLIM_INFINITY else may_add,
+    }
     body = json.dumps(request).encode()
     message = struct.pack("!I", len(body)) + body
     sent = socket.send_fds(server, [message], [0, 1, 2])

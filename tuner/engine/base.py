@@ -26,12 +26,14 @@ class ProcessRecord:
     """Enough to find, and only then end, what a killed tuner left running.
 
     Attributes:
-        pid: of the supervisor, which is also the id of its session.
+        pid: of the guardian (`tuner.engine.guardian`), also the id of its and the supervisor's
+            session.
         pgid: process group (and session) of the server command.
         create_time: of the group's leader, seconds since the epoch as psutil gives it, so
             that a reused process id is recognised.
         supervisor_create_time: likewise of the supervisor.
-        boot_id: of the machine's current boot; ids mean nothing after another.
+        boot_id: of the machine's current boot and process-id namespace; ids mean nothing in
+            another.
         tmpdir: the server's private temporary folder.
     """
 

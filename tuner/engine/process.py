@@ -1,7 +1,8 @@
 """A server that can always be ended, with everything it has started.
 
 Each server has a supervisor (`tuner.engine.supervisor`), which lives on if the tuner is
-killed. What even that leaves behind, `reap` ends on the next run.
+killed, and that has a guardian (`tuner.engine.guardian`). What even they leave behind, when all
+are killed at once, `reap` ends on the next run.
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ from typing import TypeVar
 
 import psutil
 
-from tuner.engine.reap import KILL_LIMIT_S, SUPERVISOR_LIMIT_S, cannot_end, descendants, reap
-from tuner.engine.spawn import SPAWN_LIMIT_S, Started, bury, start
+from tuner.engine.reap import (
+    KILL_LIMIT_S,
+    SUPERVISOR_LIMIT_S,
+    cannot_end,
+    descendants,
+    reap,
+    resume,
+    session,
+)
+from tuner.engine.spawn import SPAWN_LIMIT_S, Started, bury, kill_supervisor, start
 from tuner.engine.supervisor import SETTLE_S, Report
 from tuner.errors import EnvironmentProblem
 from tuner.metrics.device import host_memory_gib
@@ -106,10 +115,12 @@ class SupervisedProcess:
             EnvironmentProblem: a process, which it names, outlives KILL.
         """
         self._started.control.close()  # the end of its stdin is the supervisor's signal
+        if not self._done.done():
+            resume(self.record.pid)  # harmless if it just ended and another got its id
         limit_s = self._grace_s + SETTLE_S + KILL_LIMIT_S + _MARGIN_S
         cancelled = await _outlast(self._done, limit_s)
         if not self._done.done():
-            self._started.supervisor.kill()  # it hangs; its end makes `bury` reap
+            kill_supervisor(self._started)
             limit_s = SUPERVISOR_LIMIT_S + KILL_LIMIT_S + _MARGIN_S
             cancelled = await _outlast(self._done, limit_s) or cancelled
         if cancelled:
@@ -121,7 +132,10 @@ class SupervisedProcess:
 
     def descendants(self) -> list[psutil.Process]:
         """The server's living processes; takes some milliseconds."""
-        return [] if self._done.done() else descendants(self.record.pid)
+        if self._done.done():
+            return []
+        guardian = self.record.pid  # its session is the supervisor's, and nobody else's
+        return [found for found in descendants(guardian) if session(found.pid) != guardian]
 
     def host_memory_gib(self) -> float | None:
         """See `tuner.metrics.device.host_memory_gib`, of all its processes."""

@@ -115,6 +115,16 @@ class ServerHttp:
                 facts = replace(facts, max_concurrency=concurrency)
         return facts
 
+    async def started_s(self) -> float | None:
+        """When the process that answers was started, since the epoch; None if it does not say.
+
+        Where several processes serve one port it does not.
+        """
+        for line in (await self._text("/metrics")).splitlines():
+            if line.startswith(f"{_PROCESS_START} "):
+                return _number(line.rpartition(" ")[2])
+        return None
+
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             # No connection is kept: vLLM's shutdown waits for clients to close theirs.
@@ -176,6 +186,8 @@ class ServerHttp:
 
 
 _POLL_S = 0.2
+
+_PROCESS_START = "process_start_time_seconds"
 
 _ABSURD = 2**53
 """No count of tokens is as large, and larger integers do not survive JSON and SQLite."""

@@ -1,30 +1,33 @@
-"""Whose a process is, how it is ended, and what it leaves behind.
+"""Whose a process is, and how it is ended.
 
-A server's processes are known by descent, by their session, and by the private TMPDIR that
-all of them inherit; never by name. The supervisor uses the small parts and must start
+A server's processes are known by descent, by their session, and by marks in the environment
+that all of them inherit; never by name. The supervisor uses the small parts and must start
 quickly, so that nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import signal
-import stat
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import psutil
 
+from tuner.engine.left_behind import files_of, is_private, remove_files, remove_tmpdir
 from tuner.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from tuner.engine.base import ProcessRecord
 
-TMPDIR_PREFIX = "tuner-"
-"""How the name of a server's private temporary folder begins."""
+SERVER_MARK = "TUNER_SERVER"
+"""Environment variable that all processes of a server inherit: the path of its private TMPDIR.
+
+TMPDIR itself is a mark, too, but a server may give its children another.
+"""
 
 KILL_LIMIT_S = 30.0
 """How long a process may take to vanish after KILL: unpinning 64 GiB takes many seconds."""
@@ -36,23 +39,19 @@ _CLOCK_TOLERANCE_S = 2.0
 """Start times count from a boot time in whole seconds, which moves as the clock is slewed."""
 
 _POLL_S = 0.02
-_SHARED_MEMORY = "/dev/shm"
-
-
-class SharedFile(NamedTuple):
-    """A file in /dev/shm; the inode tells it from a later one of the same name."""
-
-    path: str
-    inode: int
-
 
 # --- processes -------------------------------------------------------------------------
 
 
 def boot_id() -> str:
-    """What distinguishes the machine's current boot from any other."""
+    """What distinguishes the process ids of now and here from all others.
+
+    The machine's boot, and the namespace of a container: two that run the same image give
+    the same ids to processes that start at the same time.
+    """
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return f"{psutil.boot_time():.0f}"
 
@@ -79,16 +78,54 @@ def descendants(pid: int) -> list[psutil.Process]:
         found = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    return [process for process in found if is_alive(process)]
+    # An id may have got to a stranger between psutil's two looks at it: look a third time.
+    family = {pid, *(process.pid for process in found)}
+    return [process for process in found if is_alive(process) and _parent(process) in family]
+
+
+def session(pid: int) -> int | None:
+    """The id of a process' session, None if it has ended."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def childless() -> bool:
+    """Collect every ended child of this process; True if none is left.
+
+    Since orphans become children of a subreaper, it then has no descendants either.
+    """
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        if pid == 0:
+            return False
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
     """Signal each of them; one that has ended, or whose id was reused, is passed over."""
     for process in processes:
-        try:
-            process.send_signal(number)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+        with contextlib.suppress(psutil.Error, OSError):
+            _send(process, number)
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    """Signal a process, not one that gets its id between the last look at it and the signal."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # before Linux 5.3, or forbidden by a sandbox
+        process.send_signal(number)
+        return
+    try:
+        if process.is_running():  # the descriptor stands for this one, and no later one
+            signal.pidfd_send_signal(descriptor, number)
+    finally:
+        os.close(descriptor)
 
 
 def describe(process: psutil.Process) -> str:
@@ -106,50 +143,6 @@ def cannot_end(survivors: Collection[str]) -> EnvironmentProblem:
         "It is stuck in the kernel, most often in the device driver: look at `dmesg` and "
         "`nvidia-smi`; the machine may need a reboot before the next run.",
     )
-
-
-# --- what they leave behind ------------------------------------------------------------
-
-
-def shared_files(processes: Iterable[psutil.Process]) -> set[SharedFile]:
-    """The files directly in /dev/shm that these processes have mapped (Linux).
-
-    Files in folders below it are left out: models and caches are kept there.
-    """
-    found = set()
-    for process in processes:
-        try:
-            with open(f"/proc/{process.pid}/maps", errors="surrogateescape") as maps:
-                for line in maps:
-                    # address, permissions, offset, device, inode, path
-                    fields = line.rstrip("\n").split(maxsplit=5)
-                    if len(fields) == 6 and os.path.dirname(fields[5]) == _SHARED_MEMORY:
-                        found.add(SharedFile(fields[5], int(fields[4])))
-        except OSError:
-            continue
-    return found
-
-
-def remove_shared(files: Iterable[SharedFile], since_s: float) -> None:
-    """Unlink those that still exist and are not older than `since_s` (seconds since the epoch)."""
-    for file in files:
-        try:
-            status = os.stat(file.path, follow_symlinks=False)
-            same = status.st_ino == file.inode and stat.S_ISREG(status.st_mode)
-            if same and status.st_ctime >= since_s:
-                os.unlink(file.path)
-        except OSError:
-            continue
-
-
-def remove_tmpdir(path: str) -> None:
-    """Delete a server's private temporary folder; any other path is left alone."""
-    if _is_private(path):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_private(tmpdir: str) -> bool:
-    return os.path.isabs(tmpdir) and os.path.basename(tmpdir).startswith(TMPDIR_PREFIX)
 
 
 # --- what a dead tuner left ------------------------------------------------------------
@@ -173,17 +166,24 @@ def reap(record: ProcessRecord) -> list[int]:
         remove_tmpdir(record.tmpdir)
         return []
     seen = _owned(record)
-    shared = shared_files(seen.values())
+    files = files_of(seen.values())
     supervisor = seen.get(record.pid)
     if supervisor is not None:
         send([supervisor], signal.SIGTERM)
+        resume(record.pid)
         _wait_gone(supervisor, SUPERVISOR_LIMIT_S)
     survivors = _kill_owned(record, seen)
-    remove_shared(shared, record.create_time - _CLOCK_TOLERANCE_S)
+    remove_files(files, record.create_time - _CLOCK_TOLERANCE_S)
     remove_tmpdir(record.tmpdir)
     if survivors:
         raise cannot_end([describe(process) for process in survivors])
     return sorted(seen)
+
+
+def resume(supervisor_pid: int) -> None:
+    """Let a supervisor go on that was stopped (SIGSTOP): it could not end its server."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(supervisor_pid, signal.SIGCONT)
 
 
 def _wait_gone(process: psutil.Process, limit_s: float) -> None:
@@ -218,14 +218,13 @@ def _owned(record: ProcessRecord) -> dict[int, psutil.Process]:
     """The recorded server's living processes and its supervisor, by id."""
     supervisor = _same(record.pid, record.supervisor_create_time)
     leader = _same(record.pgid, record.create_time)
-    processes = {process.pid: process for process in psutil.process_iter()}
-    processes.pop(os.getpid(), None)
+    processes = _others()
     owned = {
         pid
         for pid, process in processes.items()
         if (supervisor is not None and pid == record.pid)
-        or (leader is not None and _session(pid) == record.pgid)
-        or _has_tmpdir(process, record.tmpdir)
+        or (leader is not None and session(pid) == record.pgid)
+        or _has_mark(process, record.tmpdir)
     }
     parents = {pid: _parent(process) for pid, process in processes.items()}
     grown = owned
@@ -233,6 +232,16 @@ def _owned(record: ProcessRecord) -> dict[int, psutil.Process]:
         grown = {pid for pid, parent in parents.items() if parent in grown} - owned
         owned |= grown
     return {pid: processes[pid] for pid in owned if is_alive(processes[pid])}
+
+
+def _others() -> dict[int, psutil.Process]:
+    """All processes but this one, by id."""
+    found = {}
+    for pid in psutil.pids():  # not `process_iter`: it remembers who had an id before
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[pid] = psutil.Process(pid)
+    found.pop(os.getpid(), None)
+    return found
 
 
 def _same(pid: int, create_time: float) -> psutil.Process | None:
@@ -245,13 +254,6 @@ def _same(pid: int, create_time: float) -> psutil.Process | None:
     return process if same else None
 
 
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return None
-
-
 def _parent(process: psutil.Process) -> int | None:
     try:
         return process.ppid()
@@ -259,11 +261,12 @@ def _parent(process: psutil.Process) -> int | None:
         return None
 
 
-def _has_tmpdir(process: psutil.Process, tmpdir: str) -> bool:
-    """Whether it was started with this TMPDIR, the mark that also finds double forks."""
-    if not _is_private(tmpdir):
+def _has_mark(process: psutil.Process, tmpdir: str) -> bool:
+    """Whether it was started with this TMPDIR or mark, which also finds double forks."""
+    if not is_private(tmpdir):
         return False
     try:
-        return process.environ().get("TMPDIR") == tmpdir
-    except psutil.Error:
+        environment = process.environ()
+    except (psutil.Error, OSError):
         return False
+    return tmpdir in (environment.get("TMPDIR"), environment.get(SERVER_MARK))

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,13 +23,16 @@ from typing import BinaryIO, cast
 import psutil
 
 from tuner.engine.base import ProcessRecord
+from tuner.engine.left_behind import TMPDIR_PREFIX, remove_tmpdir
 from tuner.engine.reap import (
+    KILL_LIMIT_S,
+    SERVER_MARK,
     SUPERVISOR_LIMIT_S,
-    TMPDIR_PREFIX,
     boot_id,
     cannot_end,
     reap,
-    remove_tmpdir,
+    resume,
+    send,
 )
 from tuner.engine.supervisor import Order, Refused, Report
 from tuner.errors import EnvironmentProblem
@@ -68,6 +72,7 @@ class Started:
     """A running supervisor and command.
 
     Attributes:
+        supervisor: its guardian, which ends last (see `tuner.engine.guardian`).
         control: closing it makes the supervisor end the command, then itself.
         lines: the supervisor's reports; they end with the supervisor.
         early: reports that came together with the first one.
@@ -92,7 +97,7 @@ def start(
         control = cast(BinaryIO, supervisor.stdin)
         order: Order = {
             "argv": argv,
-            "env": {**env, **_SERVER_ENV, "TMPDIR": tmpdir},
+            "env": {**env, **_SERVER_ENV, "TMPDIR": tmpdir, SERVER_MARK: tmpdir},
             "cwd": None if cwd is None else str(cwd),
             "grace_s": grace_s,
             "tuner_pid": os.getpid(),
@@ -140,7 +145,7 @@ def _start_supervisor(tmpdir: str, log_path: Path) -> subprocess.Popen[bytes]:
         ) from error
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "tuner.engine.supervisor"],
+            [sys.executable, "-P", "-m", "tuner.engine.guardian"],
             env={
                 **os.environ,
                 "TMPDIR": tmpdir,
@@ -205,15 +210,29 @@ def _refused(command: str, cwd: Path | None, refusal: Refused) -> EnvironmentPro
     )
 
 
-def _dismiss(supervisor: subprocess.Popen[bytes]) -> None:
+def _dismiss(guardian: subprocess.Popen[bytes]) -> None:
     """End a supervisor whose server is not wanted; it takes the server with it."""
-    cast(BinaryIO, supervisor.stdin).close()
+    cast(BinaryIO, guardian.stdin).close()
+    _wait_or_kill(guardian, SUPERVISOR_LIMIT_S)
+    cast(BinaryIO, guardian.stdout).close()
+
+
+def kill_supervisor(started: Started) -> None:
+    """KILL a supervisor that hangs; its guardian ends the server then."""
+    guardian = started.supervisor
+    if guardian.poll() is not None:
+        return
+    resume(guardian.pid)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        send(psutil.Process(guardian.pid).children(), signal.SIGKILL)
+
+
+def _wait_or_kill(guardian: subprocess.Popen[bytes], limit_s: float) -> None:
     try:
-        supervisor.wait(SUPERVISOR_LIMIT_S)
+        guardian.wait(limit_s)
     except subprocess.TimeoutExpired:
-        supervisor.kill()
-        supervisor.wait()
-    cast(BinaryIO, supervisor.stdout).close()
+        guardian.kill()
+        guardian.wait()
 
 
 def bury(started: Started, survivors: list[str] | None) -> EnvironmentProblem | None:
@@ -222,7 +241,7 @@ def bury(started: Started, survivors: list[str] | None) -> EnvironmentProblem | 
     Args:
         survivors: what it said could not be ended, None if it ended without a word.
     """
-    started.supervisor.wait()
+    _wait_or_kill(started.supervisor, KILL_LIMIT_S + SUPERVISOR_LIMIT_S)
     started.control.close()
     cast(BinaryIO, started.supervisor.stdout).close()
     if survivors is not None:

@@ -1,11 +1,10 @@
 """The small process between the tuner and a server, which outlives the tuner to clean up.
 
-Run as ``python -m tuner.engine.supervisor`` by `tuner.engine.process`, in a session of its
-own. It reads one line from stdin, an `Order` as JSON, starts the server in a further session
-with output to its own stderr (the log file), and writes `Report`s to stdout as JSON lines.
-The end of stdin means that the tuner wants the server ended, or is dead: TERM, grace, KILL,
-until no descendant remains. As a child subreaper (Linux) it inherits whatever the server
-orphans, so that descent finds every process.
+Forked by `tuner.engine.guardian`, which does the same for it. It reads one line from stdin,
+an `Order` as JSON, starts the server in a further session with output to its own stderr (the
+log file), and writes `Report`s to stdout as JSON lines. The end of stdin means that the tuner
+wants the server ended, or is dead: TERM, grace, KILL, until no descendant remains. As a child
+subreaper (Linux) it inherits whatever the server orphans, so that descent finds every process.
 
 Imports only what is needed: a server's start waits for this.
 """
@@ -13,29 +12,20 @@ Imports only what is needed: a server's start waits for this.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from typing import Literal, TypeAlias, TypedDict
 
 import psutil
 
-from tuner.engine.reap import (
-    KILL_LIMIT_S,
-    SharedFile,
-    descendants,
-    describe,
-    remove_shared,
-    remove_tmpdir,
-    send,
-    shared_files,
-)
+from tuner.engine.left_behind import FileWatch, LeftFile, remove_files, remove_tmpdir
+from tuner.engine.log_size import LogLimit
+from tuner.engine.prctl import become_subreaper, signal_at_parent_s_death
+from tuner.engine.reap import KILL_LIMIT_S, childless, descendants, describe, send
 
 SETTLE_S = 2.0
 """How long the leader's exit may precede that of the others before they are killed.
@@ -43,16 +33,12 @@ SETTLE_S = 2.0
 vLLM's resource tracker unlinks shared memory in this time.
 """
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_PR_SET_CHILD_SUBREAPER = 36
-
-_WATCH_S = 1.0
-"""How often to check that the tuner lives, in case a fork of it holds the pipe open."""
+_WATCH_S = 0.25
+"""How often to look after the log's size and new shared memory, and to check that the tuner
+lives, in case a fork of it holds the pipe open."""
 
 _POLL_MS = 50
 _KILL_POLL_S = 0.01
-_SCAN_FIRST_S = 2.0
-_SCAN_LONGEST_S = 60.0
 _SCAN_ENDING_S = 0.2
 """While it ends: a vLLM that is told to in its start goes on for seconds and makes more."""
 
@@ -104,15 +90,21 @@ Report: TypeAlias = Spawned | Refused | Exited | Gone
 
 
 class Supervisor:
-    """One server, from its start to the end of its last process."""
+    """One server, from its start to the end of its last process.
 
-    def __init__(self, order: Order) -> None:
+    Args:
+        before: the shared memory that was there before the server.
+        notes: see `tuner.engine.left_behind.FileWatch`.
+    """
+
+    def __init__(self, order: Order, before: set[LeftFile], notes: int) -> None:
         self._order = order
+        self._before = before
+        self._guardian = os.getppid()
         self._server_pid = 0
-        self._started_s = time.time()
         self._exited = False
         self._told_to_stop = False
-        self._shared: set[SharedFile] = set()
+        self._files = FileWatch(lambda: descendants(os.getpid()), notes)
         self._woken, wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(wake, False)
@@ -130,7 +122,7 @@ class Supervisor:
             return
         self._watch()
         survivors = self._end()
-        remove_shared(self._shared, self._started_s)
+        remove_files(self._files.seen - self._before)
         remove_tmpdir(os.environ["TMPDIR"])
         _report({"event": "gone", "survivors": survivors})
 
@@ -141,16 +133,10 @@ class Supervisor:
         self._told_to_stop = True
 
     def _spawn(self) -> None:
-        prctl = _prctl()
-        if prctl is not None:
-            prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-        def end_with_supervisor() -> None:
-            # The last resort when tuner and supervisor are killed at once. TERM, not KILL:
-            # the death of vLLM's API process would orphan its engine.
-            if prctl is not None:
-                prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-
+        become_subreaper()
+        # The last resort when tuner, supervisor and guardian are killed at once. TERM, not
+        # KILL: the death of vLLM's API process would orphan its engine.
+        end_with_supervisor = signal_at_parent_s_death(signal.SIGTERM)
         server = subprocess.Popen(
             self._order["argv"],
             env=self._order["env"],
@@ -173,27 +159,35 @@ class Supervisor:
         poll = select.poll()
         poll.register(_CONTROL, select.POLLIN)
         poll.register(self._woken, select.POLLIN)
-        interval_s = _SCAN_FIRST_S
-        next_scan_s = time.monotonic() + interval_s
+        if self._files.waker is not None:
+            poll.register(self._files.waker, select.POLLIN)
+        log = LogLimit(_LOG)
         while not self._told_to_stop:
             ready = {fd for fd, _ in poll.poll(_WATCH_S * 1000)}
             if self._woken in ready:
                 self._collect()
             if _CONTROL in ready and not os.read(_CONTROL, 4096):
                 return
-            if os.getppid() != self._order["tuner_pid"]:
+            if self._is_orphan():
                 return
-            if time.monotonic() >= next_scan_s:
-                self._remember_shared()
-                interval_s = min(2 * interval_s, _SCAN_LONGEST_S)
-                next_scan_s = time.monotonic() + interval_s
+            log.keep()
+            self._files.look_after_changes()
+
+    def _is_orphan(self) -> bool:
+        """Whether the tuner or the guardian has died."""
+        if os.getppid() != self._guardian:
+            return True
+        try:
+            return psutil.Process(self._guardian).ppid() != self._order["tuner_pid"]
+        except psutil.NoSuchProcess:
+            return True
 
     def _collect(self) -> None:
         """Notice the leader's exit and clear away ended orphans."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         if self._note_exit():
-            self._remember_shared()
+            self._files.look()
         for child in psutil.Process().children():
             if child.pid != self._server_pid:
                 with contextlib.suppress(ChildProcessError):
@@ -215,14 +209,11 @@ class Supervisor:
         _report({"event": "exited", "code": code})
         return True
 
-    def _remember_shared(self) -> None:
-        self._shared |= shared_files(descendants(os.getpid()))
-
     # --- the end ---
 
     def _end(self) -> list[str]:
         """TERM, grace, KILL; returns descriptions of what outlives it."""
-        self._remember_shared()
+        self._files.look()
         self._signal_all(signal.SIGTERM)
         self._note_exit()
         patience_s = SETTLE_S if self._exited else self._order["grace_s"]
@@ -233,7 +224,7 @@ class Supervisor:
         while descendants(os.getpid()) and time.monotonic() < deadline:
             poll.poll(_POLL_MS)
             if time.monotonic() >= next_scan_s:
-                self._remember_shared()
+                self._files.look()
                 next_scan_s = time.monotonic() + _SCAN_ENDING_S
             was_alive = not self._exited
             self._collect()
@@ -242,13 +233,13 @@ class Supervisor:
         return self._kill()
 
     def _kill(self) -> list[str]:
-        self._remember_shared()
+        self._files.look()
         self._signal_all(signal.SIGKILL)
         deadline = time.monotonic() + KILL_LIMIT_S
         while True:
             self._note_exit()
             remaining = descendants(os.getpid())
-            if not remaining and self._exited and _childless():
+            if not remaining and self._exited and childless():
                 return []
             if time.monotonic() >= deadline:
                 return [describe(process) for process in remaining]
@@ -269,29 +260,6 @@ class Supervisor:
             return os.getpgid(pid) == self._server_pid
         except ProcessLookupError:
             return True
-
-
-def _childless() -> bool:
-    """Collect every ended child; True if none is left.
-
-    Since orphans become children of a subreaper, it then has no descendants either.
-    """
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return True
-        if pid == 0:
-            return False
-
-
-def _prctl() -> Callable[[int, int, int, int, int], int] | None:
-    """Linux's prctl(2), None elsewhere."""
-    if sys.platform != "linux":
-        return None
-    function: ctypes._NamedFuncPointer = ctypes.CDLL(None).prctl
-    function.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-    return function
 
 
 def _refusal(error: OSError) -> Refused:
@@ -321,14 +289,15 @@ def _read_order() -> Order | None:
     return order
 
 
-def main() -> None:
-    """Supervise one server; returns when nothing of it is left."""
+def main(before: set[LeftFile], notes: int) -> None:
+    """Supervise one server; returns when nothing of it is left.
+
+    Args:
+        before: the shared memory that was there before the server.
+        notes: see `tuner.engine.left_behind.FileWatch`.
+    """
     order = _read_order()
     if order is None:
         remove_tmpdir(os.environ["TMPDIR"])
     else:
-        Supervisor(order).run()
-
-
-if __name__ == "__main__":
-    main()
+        Supervisor(order, before, notes).run()

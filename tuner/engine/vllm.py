@@ -15,8 +15,10 @@ from tuner.engine.base import LaunchObserver
 from tuner.engine.flags import FlagTable
 from tuner.engine.introspect import server_env
 from tuner.engine.log_facts import STAGE_WORDS
+from tuner.engine.patience import QUIET_S, Waited, judge, words
 from tuner.engine.process import SupervisedProcess, free_port
 from tuner.engine.readiness import ServerHttp, Timeouts, WillNotServe
+from tuner.engine.settle import Settling
 from tuner.engine.vllm_server import Life, VllmServer
 from tuner.errors import EnvironmentProblem
 from tuner.metrics.device import DeviceMonitor
@@ -45,12 +47,14 @@ class LaunchTiming:
         poll_s: between looks at log and process.
         decisive_grace_s: from the log line that ends all hope to ending the server, so that
             it can say the rest and exit by itself.
+        quiet_s: the least silence of a log that is called a hang at the end of the wait.
         stop_grace_s: from TERM to KILL.
         http: of the questions to the server.
     """
 
     poll_s: float = 0.25
     decisive_grace_s: float = 6.0
+    quiet_s: float = QUIET_S
     stop_grace_s: float = 5.0
     http: Timeouts = field(default_factory=Timeouts)
 
@@ -76,7 +80,7 @@ class VllmLauncher:
         self._device = device
         self._timing = timing or LaunchTiming()
         self._last_startup_s: float | None = None
-        self._idle_gib: dict[tuple[str, ...], tuple[float, ...]] = {}  # by the GPUs' UUIDs
+        self._settling = Settling()
 
     def command_line(self, config: EngineConfig, port: int) -> list[str]:
         """The argv that `launch` would start; secrets are not masked.
@@ -92,8 +96,10 @@ class VllmLauncher:
         """See `tuner.engine.base.Launcher.launch`."""
         check_model_folder(self._server.model)
         env = server_env(self._server, config.env)
-        device = await self._free_device(env, observer.on_progress)
-        port = free_port(HOST)
+        device = self._device or DeviceMonitor(env)
+        await self._settling.wait(device, observer.on_progress)
+        device.reset()
+        self._settling.last_port = port = free_port(HOST)
         command = self.command_line(config, port)
         self._write_record(trial_dir / RECORD_NAME, command, config)
         log_path = trial_dir / LOG_NAME
@@ -113,23 +119,6 @@ class VllmLauncher:
         server.serve(outcome)
         self._last_startup_s = outcome.startup_s
         return server
-
-    async def _free_device(
-        self, env: Mapping[str, str], on_progress: ProgressSink
-    ) -> DeviceMonitor:
-        """The device, its memory used no more than before the first launch.
-
-        A driver frees memory some time after the process that held it is gone, and a start
-        meanwhile fails for a reason that is not its configuration's.
-
-        Raises:
-            EnvironmentProblem: it stays in use; names who holds it.
-        """
-        device = self._device or DeviceMonitor(env)
-        idle_gib = self._idle_gib.setdefault(device.uuids, device.memory_used_gib())
-        await device.wait_until_free(idle_gib, on_progress=on_progress)
-        device.reset()
-        return device
 
     async def _begin(
         self, command: list[str], env: Mapping[str, str], log_path: Path, device: DeviceMonitor
@@ -173,6 +162,10 @@ class VllmLauncher:
             listed = serving.result()
         except WillNotServe as refusal:
             return life.failure_because(FailureCause.UNSUPPORTED, str(refusal))
+        started_s = await server.http.started_s()
+        if started_s is not None and life.is_foreign(started_s):
+            line = f"another server, older than this launch, answers at {server.base_url}"
+            return life.failure_because(FailureCause.PORT_IN_USE, line)
         facts = replace(life.log.memory, startup_s=life.age_s)
         if listed.max_model_len_tokens is not None:
             facts = replace(facts, max_model_len_tokens=listed.max_model_len_tokens)
@@ -185,13 +178,17 @@ class VllmLauncher:
         limit_s = self._server.startup_timeout_s
         if life.age_s < limit_s:
             return None
-        words = STAGE_WORDS[life.log.stage]
-        line = f"not ready after {limit_s:.0f} s, while {words}: {http.problem}"
-        return life.failure() or life.failure_because(FailureCause.STARTUP_TIMEOUT, line)
+        log = life.log
+        waited = Waited(log.stage, life.age_s, life.quiet_s, life.last_line, http.problem)
+        cause = judge(waited, limit_s, self._timing.quiet_s)
+        told = life.failure()
+        if told is not None and told.cause is not FailureCause.HANG:
+            return told
+        return life.failure_because(cause, words(waited, limit_s, cause))
 
     def _tell(self, life: Life, on_progress: ProgressSink) -> None:
-        words = STAGE_WORDS[life.log.stage]
-        on_progress(Progress("starting", life.age_s, self._last_startup_s, words))
+        doing = STAGE_WORDS[life.log.stage]
+        on_progress(Progress("starting", life.age_s, self._last_startup_s, doing))
 
     def _write_record(self, path: Path, command: list[str], config: EngineConfig) -> None:
         shown = redact_argv(command)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.engine.logs import LogReader
+from tuner.engine.logs import LogReader, cause_of_exit
 from tuner.engine.process import SupervisedProcess
 from tuner.engine.readiness import SERVER_ERRORS, ServerHttp
 from tuner.metrics.device import DeviceMonitor
@@ -28,7 +29,24 @@ _SICK_ANSWERS = 2
 _LAST_WORDS_S = 2.0
 """How long a dying server may take to write why."""
 
-_READ_AT_ONCE = 4 * 2**20
+_READ_AT_ONCE = 256 * 2**10
+
+_LOOK_S = 0.2
+"""Longest look at a log: whoever looks also watches process, HTTP and clients."""
+
+_TO_THE_END_S = 3.0
+"""The same where a verdict depends on it."""
+
+_FAR_BEHIND = 64 * 2**20
+_CATCH_UP = 2**20
+"""A log that grows faster than it can be read is read on near its end."""
+
+_START_SLACK_S = 3.0
+"""A process' start is known to a second: the boot time that it is counted from is rounded."""
+
+_CLOCK_STEP_S = 1.0
+_SPAWN_S = 10.0
+"""From the birth of the process to the time when this program knows it."""
 
 
 class Life:
@@ -46,7 +64,9 @@ class Life:
         self._log_path = log_path
         self._offset = 0
         self._start_s = time.monotonic()
+        self._launch_s = time.time()
         self._decisive_s: float | None = None
+        self._progress_s = self._start_s
         self._sampled_s = 0.0
 
     @property
@@ -55,20 +75,54 @@ class Life:
         return time.monotonic() - self._start_s
 
     @property
+    def quiet_s(self) -> float:
+        """How long ago its log last showed progress."""
+        return time.monotonic() - self._progress_s
+
+    @property
+    def last_line(self) -> str:
+        """Of its log, secrets masked; empty if there is none."""
+        return self.log.tail().rpartition("\n")[2]
+
+    @property
     def decisive_for_s(self) -> float:
         """How long ago the log ended all hope of a start; 0 if it has not."""
         return 0.0 if self._decisive_s is None else time.monotonic() - self._decisive_s
 
-    def look(self) -> None:
-        """Read what the log has got since the last time."""
+    def look(self, limit_s: float = _LOOK_S) -> None:
+        """Read what the log has got since the last time, for so long at most."""
+        before = self.log.progress
+        deadline_s = time.monotonic() + limit_s
         # A log that was removed tells nothing more; process and HTTP still do.
         with contextlib.suppress(FileNotFoundError), self._log_path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self._offset or size - self._offset > _FAR_BEHIND:
+                self._offset = max(0, size - _CATCH_UP) if size > self._offset else size
             file.seek(self._offset)
             while data := file.read(_READ_AT_ONCE):
                 self._offset += len(data)
                 self.log.feed(data)
+                if time.monotonic() >= deadline_s:
+                    break
+        if self.log.progress != before:
+            self._progress_s = time.monotonic()
         if self._decisive_s is None and self.log.decisive:
             self._decisive_s = time.monotonic()
+
+    def is_foreign(self, started_s: float) -> bool:
+        """Whether a server that says it was started then was there before this launch.
+
+        Args:
+            started_s: seconds since the epoch.
+        """
+        launched_s = self.process.record.create_time
+        by_clock_s = time.time() - self._launch_s
+        # Both times are counted from a boot time that the kernel reckons from the clock: if
+        # that was set meanwhile, or is not to be trusted here, they do not compare.
+        clock_is_true = abs(by_clock_s - self.age_s) < _CLOCK_STEP_S
+        if not clock_is_true or abs(launched_s - self._launch_s) > _SPAWN_S:
+            return False
+        return started_s < launched_s - _START_SLACK_S
 
     def sample(self) -> None:
         """Look at device and host memory.
@@ -86,7 +140,7 @@ class Life:
 
     def failure(self) -> Failure | None:
         """What the log tells, up to its end; None if it tells of no failure."""
-        self.look()
+        self.look(_TO_THE_END_S)
         if self.process.exit_code is not None:
             self.log.finish()
         failure = self.log.failure()
@@ -97,7 +151,8 @@ class Life:
         await self._last_words()
         self.log.finish()
         failure = self.log.failure(code)
-        assert failure is not None  # an exit code always says something
+        if failure is None:  # it was stopped in order, but not by the tuner
+            return self.failure_because(*cause_of_exit(code, self.log.stage))
         return self._signed(failure)
 
     async def failure_of_engine(self, line: str) -> Failure:

@@ -6,20 +6,21 @@ is empty and works all the same.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
-import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
 import psutil
 
 from tuner.errors import EnvironmentProblem
-from tuner.types import DeviceUse, Progress, ProgressSink
+from tuner.types import DeviceUse
 
 _GIB = 2**30
+_HOST_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the first one, which a container does not have (linux/proc_ns.h)."""
 
 
 class NvmlMemory(Protocol):
@@ -52,8 +53,26 @@ class Nvml(Protocol):
     def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> Sequence[NvmlProcess]: ...
 
 
-def _tell_nobody(_: Progress) -> None:
-    """The default of `on_progress`."""
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds memory of a device, as far as can be seen from here.
+
+    Attributes:
+        pid: as the driver tells it; in a container it may be the host's number.
+        name, user: None where the process is out of sight, in another container or namespace.
+        memory_gib: None where the driver does not tell it.
+    """
+
+    pid: int
+    name: str | None = None
+    user: str | None = None
+    memory_gib: float | None = None
+
+    def __str__(self) -> str:
+        words = [self.name or "of another container or user"]
+        words += [f"of {self.user}"] if self.user is not None else []
+        words += [f"{self.memory_gib:.1f} GiB"] if self.memory_gib is not None else []
+        return f"process {self.pid} ({', '.join(words)})"
 
 
 class DeviceMonitor:
@@ -124,42 +143,13 @@ class DeviceMonitor:
             host_peak_gib=self._host_peak_gib,
         )
 
-    async def wait_until_free(
-        self,
-        baseline_gib: Sequence[float],
-        *,
-        tolerance_gib: float = 0.3,
-        timeout_s: float = 60.0,
-        poll_s: float = 0.25,
-        on_progress: ProgressSink = _tell_nobody,
-    ) -> None:
-        """Wait until no device uses more than `baseline_gib`: the driver frees memory late.
-
-        Args:
-            baseline_gib: `memory_used_gib()` from before the launch.
-            tolerance_gib: how much more than that still counts as free.
-
-        Raises:
-            EnvironmentProblem: memory is still held after `timeout_s`; names the holders.
-        """
-        start_s = time.monotonic()
-        while True:
-            used = self.memory_used_gib()
-            held = [now - before for now, before in zip(used, baseline_gib, strict=True)]
-            if all(excess <= tolerance_gib for excess in held):
-                return
-            elapsed_s = time.monotonic() - start_s
-            if elapsed_s >= timeout_s:
-                raise self._still_held(held, tolerance_gib, timeout_s)
-            on_progress(
-                Progress(
-                    "waiting for device memory",
-                    elapsed_s,
-                    timeout_s,
-                    f"{max(held):.1f} GiB still in use",
-                )
-            )
-            await asyncio.sleep(poll_s)
+    def holders(self, index: int) -> list[Holder]:
+        """Who holds memory of the device with this index; empty where the driver hides it."""
+        try:
+            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[index])
+        except self._nvml.NVMLError:
+            return []
+        return sorted(map(_holder, processes), key=lambda holder: -(holder.memory_gib or 0.0))
 
     def describe(self) -> dict[str, str]:
         """What makes results comparable: GPUs and driver, or the processor without GPUs."""
@@ -200,25 +190,6 @@ class DeviceMonitor:
         ]
         return fitting[0] if len(fitting) == 1 else None
 
-    def _still_held(
-        self, held_gib: Sequence[float], tolerance_gib: float, timeout_s: float
-    ) -> EnvironmentProblem:
-        busy = [index for index, excess in enumerate(held_gib) if excess > tolerance_gib]
-        devices = ", ".join(f"{held_gib[index]:.1f} GiB on GPU {index}" for index in busy)
-        holders = sorted({text for index in busy for text in self._holders(self._handles[index])})
-        who = ", ".join(holders) or "no process that can be seen from here"
-        return EnvironmentProblem(
-            f"{devices} still in use {timeout_s:.0f} s after the server has ended, by {who}",
-            "End these processes, or wait for them, and run again: the study continues.",
-        )
-
-    def _holders(self, handle: object) -> list[str]:
-        try:
-            processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except self._nvml.NVMLError:
-            return []
-        return [_describe_holder(process) for process in processes]
-
 
 def host_memory_gib(processes: Iterable[psutil.Process]) -> float | None:
     """Resident memory of these processes together; None if there are none.
@@ -256,14 +227,33 @@ def _resident(process: psutil.Process) -> tuple[int, int]:
     return anonymous, shared
 
 
-def _describe_holder(process: NvmlProcess) -> str:
+def _holder(process: NvmlProcess) -> Holder:
+    used = process.usedGpuMemory
+    memory_gib = None if used is None else used / _GIB
+    if not _is_ours_to_number() and not _has_device_open(process.pid):
+        return Holder(process.pid, memory_gib=memory_gib)
     try:
-        name = psutil.Process(process.pid).name()
-    except psutil.Error:
-        name = "of another container or user"
-    if process.usedGpuMemory is None:
-        return f"process {process.pid} ({name})"
-    return f"process {process.pid} ({name}, {process.usedGpuMemory / _GIB:.1f} GiB)"
+        found = psutil.Process(process.pid)
+        return Holder(process.pid, found.name(), found.username(), memory_gib)
+    except (psutil.Error, KeyError):
+        return Holder(process.pid, memory_gib=memory_gib)
+
+
+def _is_ours_to_number() -> bool:
+    """Whether process ids here are the host's, as the driver counts them."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _HOST_PID_NAMESPACE
+    except OSError:
+        return True
+
+
+def _has_device_open(pid: int) -> bool:
+    """Whether the process that has this id here uses a GPU: else the id is another's elsewhere."""
+    try:
+        with open(f"/proc/{pid}/maps", errors="replace") as maps:
+            return any("/dev/nvidia" in line for line in maps)
+    except OSError:
+        return False
 
 
 def _cpu_model() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -14,7 +15,12 @@ from tuner.engine.simulated.profiles import DeviceProfile, ModelProfile, Platfor
 from tuner.engine.simulated.settings import EngineSettings, settings_from
 from tuner.engine.simulated.virtual_client import PlannedRequest, VirtualClient
 from tuner.engine.simulated.words import LogEntry, lines_of, start_lines
-from tuner.load.workload import arrivals, planned_lengths
+from tuner.load.workload import (
+    build_without_server,
+    planned_lengths,
+    schedule,
+    shares_prompts,
+)
 from tuner.metrics.serving import measurement
 from tuner.types import (
     DeviceUse,
@@ -110,8 +116,18 @@ def _load(
     workload: WorkloadSpec,
 ) -> tuple[tuple[PlannedRequest, ...], tuple[float, ...] | None]:
     """The requests, the same in every evaluation of a study."""
-    requests = tuple(PlannedRequest(sent, asked) for sent, asked in planned_lengths(workload))
-    return requests, arrivals(workload)
+    prompts: list[Sequence[int] | int]
+    if shares_prompts(workload):
+        prompts = [
+            made.prompt
+            for made in build_without_server(workload).requests
+            if not isinstance(made.prompt, str)
+        ]
+    else:
+        prompts = [sent for sent, _ in planned_lengths(workload)]
+    outputs = [asked for _, asked in planned_lengths(workload)]
+    requests = tuple(map(PlannedRequest, prompts, outputs))
+    return requests, schedule(workload)
 
 
 def _device_use(settings: EngineSettings, plan: MemoryPlan) -> DeviceUse:

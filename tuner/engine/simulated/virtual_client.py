@@ -1,4 +1,4 @@
-"""A load on the simulated engine's virtual clock: the counterpart of `tuner.load.driver`."""
+"""A load on the simulated engine's virtual clock: the counterpart of `tuner.load.running`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ class VirtualClient:
         arrivals_s: open loop: when each is sent. None for a closed loop.
         concurrency: of the closed loop.
         timeout_s: a request that takes longer is given up.
+
+    Attributes:
+        samples: looks at the counters so far, each with its time.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class VirtualClient:
         else:
             self._due.extend(zip(arrivals_s, range(len(requests)), strict=True))
         self._start = _copy(engine.counters)
-        self._samples: list[EngineCounters] = []
+        self.samples: list[tuple[float, EngineCounters]] = []
         self._next_sample_s = SAMPLE_INTERVAL_S
 
     def run(self) -> list[RequestRecord]:
@@ -106,7 +109,7 @@ class VirtualClient:
     def counters(self) -> ServerCounters:
         """What /metrics would say of the window."""
         start, end = self._start, self._engine.counters
-        seen = self._samples or [start, end]
+        seen = [counters for _, counters in self.samples] or [start, end]
         return ServerCounters(
             preemptions=end.preemptions - start.preemptions,
             prompt_tokens=end.prompt_tokens - start.prompt_tokens,
@@ -202,7 +205,7 @@ class VirtualClient:
     def _sample(self) -> None:
         now_s = self._engine.now_s
         while self._next_sample_s <= now_s:
-            self._samples.append(_copy(self._engine.counters))
+            self.samples.append((now_s, _copy(self._engine.counters)))
             self._next_sample_s += SAMPLE_INTERVAL_S
 
 

@@ -196,6 +196,8 @@ class Api:
             self._engine.abort(request_id)
             self._metrics.finished[ending] += 1
             self._metrics.e2e_s.observe(time.monotonic() - begin_s)
+            if (tpot_s := generation.tpot_s) is not None:
+                self._metrics.tpot_s.observe(tpot_s)
         self._answered += 1
         self._on_answered(self._answered)
         return response
@@ -251,6 +253,7 @@ class Api:
         now_s = time.monotonic()
         if generation.out == 0:
             self._metrics.ttft_s.observe(now_s - begin_s)
+            generation.first_s = now_s
         else:
             self._metrics.itl_s.observe((now_s - generation.last_s) / count, count)
         generation.last_s = now_s

@@ -127,6 +127,10 @@ class EngineClient:
         """Let it compute no more."""
         self._send(encode(Word.HANG))
 
+    def lose_worker(self) -> None:
+        """Let its worker be killed."""
+        self._send(encode(Word.LOSE_WORKER))
+
     def kill(self) -> None:
         """End the engine's process on purpose: no death to tell of, no word to who waits."""
         self._stopping = True

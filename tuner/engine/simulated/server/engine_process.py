@@ -17,6 +17,8 @@ from typing import NoReturn
 from tuner.engine.simulated.engine import SimulatedEngine
 from tuner.engine.simulated.failures import StartFailure
 from tuner.engine.simulated.server.messages import Word, counters_to_list, decode, encode
+from tuner.engine.simulated.server.shared import name_process
+from tuner.engine.simulated.server.worker import kill_worker, start_worker
 from tuner.types import JsonValue
 
 TOLD = 70
@@ -40,6 +42,7 @@ def start_engine(
     *,
     speed: float,
     stubborn: bool,
+    worker_of: str | None,
     obituary: Obituary,
     not_its: socket.socket,
 ) -> tuple[int, socket.socket]:
@@ -48,6 +51,7 @@ def start_engine(
     Args:
         speed: seconds of the engine's in a second.
         stubborn: it ignores SIGTERM.
+        worker_of: it has a worker, that can be killed; the version to log.
         not_its: the API process' socket; it must not stay open when that process is gone.
 
     Returns:
@@ -61,10 +65,11 @@ def start_engine(
         try:
             here.close()
             not_its.close()
-            _EngineProcess(engine, there, speed, stubborn, obituary).run()
+            name_process("VLLM::EngineCore")
+            _EngineProcess(engine, there, speed, stubborn, worker_of, obituary).run()
         except _Gone:
             code = 0
-        except _OutOfMemory:
+        except _Died:
             code = TOLD
         finally:
             os._exit(code)  # nothing of what the API process has at exit may happen twice
@@ -76,7 +81,7 @@ class _Gone(Exception):
     """Nobody needs this process any more."""
 
 
-class _OutOfMemory(Exception):
+class _Died(Exception):
     """The engine died, and said so."""
 
 
@@ -87,6 +92,7 @@ class _EngineProcess:
         line: socket.socket,
         speed: float,
         stubborn: bool,
+        worker_of: str | None,
         obituary: Obituary,
     ) -> None:
         self._engine = engine
@@ -99,6 +105,8 @@ class _EngineProcess:
         self._hanging = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)  # it counts from SERVE on
+        self._version = worker_of or ""
+        self._worker = None if worker_of is None else start_worker()
 
     def run(self) -> NoReturn:
         """Take requests and compute, for ever."""
@@ -121,7 +129,7 @@ class _EngineProcess:
         result = engine.step(max_steps=_MOST_STEPS, until_s=self._clock_s())
         if result.died is not None:
             self._obituary(result.died)
-            raise _OutOfMemory
+            raise _Died
         early_s = (engine.now_s - self._clock_s()) / self._speed
         if early_s > 0:
             time.sleep(early_s)
@@ -144,6 +152,9 @@ class _EngineProcess:
                     signal.signal(signal.SIGTERM, _end_soon)
             case [Word.HANG]:
                 self._hanging = True
+            case [Word.LOSE_WORKER] if self._worker is not None:
+                kill_worker(self._worker, self._version)
+                raise _Died
 
     def _messages(self, *, wait: bool) -> list[list[JsonValue]]:
         """What has come; with `wait`, at least something."""

@@ -72,6 +72,7 @@ are answered; `exit=CODE` changes the exit code (negative: a signal).
 """
 
 _AFTER: Mapping[str, Option] = {"after": _USUALLY_AFTER}
+_KILL: Mapping[str, Option] = {"stage": Stage.LOAD.value, **_AFTER}
 _SOME: Mapping[str, Option] = {"after": 3.0, "every": 1.0}
 
 BEHAVIOUR: Mapping[str, FaultKind] = {
@@ -87,9 +88,12 @@ BEHAVIOUR: Mapping[str, FaultKind] = {
     "replay": FaultKind("prints a file instead of serving and exits", {"file": "", "exit": 1.0}),
     # Under load.
     "hang_load": FaultKind("the engine computes no more; /health stays 200", _AFTER),
-    "engine_killed": FaultKind("the engine process is killed", _AFTER),
-    "server_killed": FaultKind("the API process is killed; the engine lives on", _AFTER),
-    "all_killed": FaultKind("both processes are killed", _AFTER),
+    # Under load, or with stage=STAGE at the end of that stage of the start.
+    "engine_killed": FaultKind("the engine process is killed", _KILL),
+    "worker_killed": FaultKind("a worker of the engine's is killed", _KILL),
+    "server_killed": FaultKind("the API process is killed; the engine lives on", _KILL),
+    "all_killed": FaultKind("both processes are killed", _KILL),
+    "group_killed": FaultKind("all its processes are killed, the smallest too", _KILL),
     "engine_dead": FaultKind("the engine dies and the API process stays: /health is 503", _AFTER),
     # Ending.
     "ignore_term": FaultKind("SIGTERM and SIGINT have no effect"),
@@ -107,6 +111,8 @@ BEHAVIOUR: Mapping[str, FaultKind] = {
     "no_metrics": FaultKind("/metrics is 404"),
     "counters_reset": FaultKind("counters begin again at 0, as after a restart", _AFTER),
 }
+
+KILLS = ("engine_killed", "worker_killed", "server_killed", "all_killed", "group_killed")
 
 KINDS: Mapping[str, FaultKind] = {**{c.value: kind for c, kind in CAUSES.items()}, **BEHAVIOUR}
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from tuner import expressions
 from tuner.engine.simulated.server.command_line import ServeCommand
 from tuner.engine.simulated.server.environment import FAULT
-from tuner.engine.simulated.server.fault_kinds import CAUSES, COMMON, KINDS, Option
+from tuner.engine.simulated.server.fault_kinds import CAUSES, COMMON, KILLS, KINDS, Option
 from tuner.engine.simulated.server.vllm_flags import known_flags
 from tuner.engine.simulated.settings import EngineSettings
 from tuner.errors import InputError
@@ -83,7 +83,14 @@ class Faults:
     def after(self, name: str, answered: int) -> bool:
         """Whether a fault that comes after some completions has come."""
         fault = self._by_name.get(name)
-        return fault is not None and answered >= fault.number("after")
+        if fault is None or (name in KILLS and fault.stage is not Stage.LOAD):
+            return False
+        return answered >= fault.number("after")
+
+    def kill_in_start(self) -> Fault | None:
+        """The kill of a process that comes while the server starts."""
+        kills = (self._by_name[name] for name in KILLS if name in self._by_name)
+        return next((fault for fault in kills if fault.stage is not Stage.LOAD), None)
 
     def strikes(self, name: str, request: int) -> bool:
         """Whether a fault of answers is in the answer to completion number `request` (from 0)."""

@@ -13,7 +13,7 @@ class Generation:
 
     Attributes:
         tokens: how many it will have, if the context does not end it.
-        out: of them, handed out; the last at `last_s`.
+        out: of them, handed out; the first at `first_s`, the last at `last_s`.
     """
 
     def __init__(self, served: Served, asked: CompletionRequest, number: int) -> None:
@@ -27,13 +27,18 @@ class Generation:
             self.tokens = min(most, max(asked.min_tokens, self.text.natural_tokens))
         self._stops = self.tokens < most
         self.out = 0
-        self.last_s = 0.0
+        self.first_s = self.last_s = 0.0
         self._before, self._after = self.reply.piece()
 
     @property
     def reason(self) -> str:
         """Why it ended."""
         return "stop" if self._stops and self.out == self.tokens else "length"
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds a token after the first; None of fewer than two."""
+        return (self.last_s - self.first_s) / (self.out - 1) if self.out > 1 else None
 
     def piece(self, count: int, *, last: bool) -> bytes:
         """The event of the `count` tokens that came last."""

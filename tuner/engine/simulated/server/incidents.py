@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 
 from tuner.engine.simulated.failures import StartFailure
 from tuner.engine.simulated.server.engine_client import EngineClient
+from tuner.engine.simulated.server.fault_kinds import KILLS
 from tuner.engine.simulated.server.faults import Fault, Faults
+from tuner.engine.simulated.server.kills import kill
 from tuner.engine.simulated.server.served import Served
 from tuner.types import Stage
 
@@ -43,13 +44,11 @@ class Incidents:
             self._engine.hang()
         if self._due("counters_reset", answered):
             self._served.metrics.begin_again(self._engine.counters)
-        if any(self._due(name, answered) for name in ("engine_killed", "engine_dead")):
+        if self._due("engine_dead", answered):
             self._engine.murder()
-        if self._due("all_killed", answered):
-            self._engine.murder()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self._due("server_killed", answered):
-            os.kill(os.getpid(), signal.SIGKILL)
+        for name in KILLS:
+            if self._due(name, answered):
+                kill(name, self._engine.pid, self._engine.lose_worker)
 
     def _due(self, name: str, answered: int) -> bool:
         if name in self._struck or not self._faults.after(name, answered):

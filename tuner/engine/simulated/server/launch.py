@@ -144,18 +144,23 @@ class _Launch:
         sock: socket.socket,
     ) -> int:
         from tuner.engine.simulated.engine import SimulatedEngine
-        from tuner.engine.simulated.server.engine_process import start_engine
+        from tuner.engine.simulated.server.engine_process import TOLD, start_engine
+        from tuner.engine.simulated.server.messages import Word, encode
+        from tuner.engine.simulated.server.shared import share
 
         seeds = (self._told.seed, digest_of(self._command))
         engine = SimulatedEngine(settings, plan, seed=seeds, noise=self._told.noise)
+        share(sock)
         pid, line = start_engine(
             engine,
             speed=self._told.speed,
             stubborn=faults.has("leave_engine"),
+            worker_of=self._told.version if faults.has("worker_killed") else None,
             obituary=self._obituary,
             not_its=sock,
         )
         play.engine_pid = pid
+        play.lose_worker = lambda: line.sendall(encode(Word.LOSE_WORKER))
         self._log.pids = pids = Pids(os.getpid(), pid, pid)
         # Imported while the engine's process gets ready, and not at all where a start fails.
         from tuner.engine.simulated.server.metrics_page import Metrics
@@ -167,7 +172,8 @@ class _Launch:
         try:
             last_lines = play.until_ready(lines)
         except EngineLost as lost:
-            self._log.text(_CORE_FAILED.format(code=lost.exit_code))
+            code = 1 if lost.exit_code == TOLD else lost.exit_code
+            self._log.text(_CORE_FAILED.format(code=code))
             return 1
         metrics = Metrics(self._command.served_names[0], settings, plan)
         served = Served(

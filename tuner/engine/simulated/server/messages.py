@@ -15,7 +15,8 @@ class Word(StrEnum):
     """The first item of each message, and what follows it.
 
     To the engine: ADD id, prompt ids, most output tokens · ABORT id · RESET (the prefix cache)
-    · SERVE (it is ready; SIGTERM counts from now on) · HANG (compute no more).
+    · SERVE (it is ready; SIGTERM counts from now on) · HANG (compute no more)
+    · LOSE_WORKER (its worker dies).
     From it: TOKENS steps, ids that got one token in each, ids that ended, counters · WAS_RESET
     whether.
     """
@@ -25,6 +26,7 @@ class Word(StrEnum):
     RESET = "reset"
     SERVE = "serve"
     HANG = "hang"
+    LOSE_WORKER = "lose worker"
     TOKENS = "tokens"
     WAS_RESET = "was reset"
 

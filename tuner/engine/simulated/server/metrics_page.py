@@ -79,6 +79,7 @@ class Metrics:
     def __init__(self, model_name: str, settings: EngineSettings, plan: MemoryPlan) -> None:
         self.ttft_s = Histogram(_TTFT_BUCKETS_S)
         self.itl_s = Histogram(_ITL_BUCKETS_S)
+        self.tpot_s = Histogram(_ITL_BUCKETS_S)
         self.e2e_s = Histogram(_E2E_BUCKETS_S)
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._labels = {"engine": "0", "model_name": model_name}
@@ -129,6 +130,7 @@ class Metrics:
         for name, text, histogram in (
             ("vllm:time_to_first_token_seconds", "Time to first token.", self.ttft_s),
             ("vllm:inter_token_latency_seconds", "Inter-token latency.", self.itl_s),
+            ("vllm:request_time_per_output_token_seconds", _TPOT, self.tpot_s),
             ("vllm:e2e_request_latency_seconds", "End to end latency.", self.e2e_s),
         ):
             yield _Family(name, "histogram", text, tuple(histogram.samples(name)))
@@ -138,6 +140,7 @@ class Metrics:
 
 _RUNNING = "Number of requests in model execution batches."
 _WAITING = "Number of requests waiting to be processed."
+_TPOT = "Time per output token, of a request."
 _USAGE = "KV-cache usage. 1 means 100 percent usage."
 
 _COUNTERS = (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from tuner.engine.simulated.log_format import LogEntry
 from tuner.engine.simulated.server.faults import Faults
+from tuner.engine.simulated.server.kills import kill
 from tuner.engine.simulated.server.log_output import GARBAGE, Log
 from tuner.types import FailureCause, Stage
 
@@ -50,10 +51,12 @@ class StartPlay:
 
     Attributes:
         engine_pid: the engine's process, watched from when it is set.
+        lose_worker: lets the engine kill its worker.
     """
 
     def __init__(self, log: Log, faults: Faults, begin_s: float, speed: float) -> None:
         self.engine_pid: int | None = None
+        self.lose_worker: Callable[[], None] = lambda: None
         self._log = log
         self._faults = faults
         self._begin_s = begin_s
@@ -63,6 +66,7 @@ class StartPlay:
         self._slow_after = None if slow is None else slow.stage
         self._slow_s = 0.0 if slow is None else slow.number("seconds")
         self._hang_after = _hang_stage(faults)
+        self._kill = faults.kill_in_start()
 
     def noise(self) -> None:
         """What is printed before anything else, on demand."""
@@ -87,12 +91,21 @@ class StartPlay:
         return []
 
     def _pass_to(self, stage: Stage) -> None:
+        if self._kill is not None and _is_past(stage, self._kill.stage):
+            self._strike(self._kill.name)
         if self._hang_after is not None and _is_past(stage, self._hang_after):
             self._hang()
         if self._slow_after is not None and _is_past(stage, self._slow_after):
             self._slow_after = None
             self._wait_until(time.monotonic() + self._slow_s)
             self._late_s = self._slow_s
+
+    def _strike(self, name: str) -> None:
+        """Kill whom the fault names; a worker's death is told by the engine, which ends."""
+        if self.engine_pid is not None:
+            self._kill = None
+            kill(name, self.engine_pid, self.lose_worker)
+            self._hang()  # until the engine's end is noticed
 
     def _hang(self) -> NoReturn:
         while True:
