@@ -11,6 +11,9 @@ recomputed at little cost to raw throughput, but it stands still meanwhile, whic
 the tail of TPOT and ITL by three and by twenty; a throughput alone would call that free.
 With the default weight 1, one preemption per finished request halves the score.
 
+`max_rate` is a load, not a throughput: the highest at which the SLO is met. The SLO says what a
+stall costs, so preemptions are not priced once more.
+
 A failure is told to the search as a finished trial with score 0 (it served nothing) and a
 violated constraint, never as an error: samplers ignore failed trials and would propose the
 same out-of-memory corner again.
@@ -19,6 +22,7 @@ same out-of-memory corner again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tuner.types import (
     Failure,
@@ -56,14 +60,53 @@ def judge(outcome: Outcome, objective: ObjectiveSpec) -> Verdict:
     return Verdict(score=score(outcome, objective), constraints=constraints)
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a score is made of; of a whole measurement or a part of it.
+
+    Attributes:
+        good_per_s: requests a second that met the SLO.
+        served, offered, preemptions: counts over the same time.
+    """
+
+    output_per_s: float
+    input_per_s: float
+    served_per_s: float
+    good_per_s: float
+    served: float
+    offered: float
+    preemptions: float
+
+
 def score(measurement: Measurement, objective: ObjectiveSpec) -> float:
     """The formula of this module's docstring, in the unit of the metric."""
-    if measurement.served == 0:
+    if objective.maximize is Metric.MAX_RATE:
+        return measurement.rate.load if measurement.rate else 0.0
+    # Preemptions are those of the window, and so must the requests be that they are priced by.
+    ended = measurement.request_throughput_per_s * measurement.window_s
+    served = ended if measurement.steady else float(measurement.served)
+    share = measurement.served / measurement.offered if measurement.offered else 0.0
+    return score_of(
+        Figures(
+            output_per_s=measurement.output_throughput_tokens_per_s,
+            input_per_s=measurement.input_throughput_tokens_per_s,
+            served_per_s=measurement.request_throughput_per_s,
+            good_per_s=measurement.goodput_per_s or 0.0,
+            served=served,
+            offered=served / share if share > 0 else 0.0,
+            preemptions=measurement.counters.preemptions,
+        ),
+        objective,
+    )
+
+
+def score_of(figures: Figures, objective: ObjectiveSpec) -> float:
+    """The same of any part of a measurement; 0 where nothing was served."""
+    if figures.served <= 0:
         return 0.0
-    preempted = measurement.counters.preemptions / measurement.served
-    served_share = measurement.served / measurement.offered
-    price = 1.0 + objective.preemption_weight * preempted
-    return _throughput(measurement, objective.maximize) * served_share / price
+    served_share = figures.served / figures.offered
+    price = 1.0 + objective.preemption_weight * figures.preemptions / figures.served
+    return _throughput(figures, objective.maximize) * served_share / price
 
 
 def refused() -> Mapping[str, float]:
@@ -71,12 +114,16 @@ def refused() -> Mapping[str, float]:
     return {"valid": 1.0, "memory": 0.0, "served": 1.0}
 
 
-def _throughput(measurement: Measurement, metric: Metric) -> float:
+def _throughput(figures: Figures, metric: Metric) -> float:
     match metric:
         case Metric.OUTPUT_THROUGHPUT:
-            return measurement.output_throughput_tokens_per_s
+            return figures.output_per_s
         case Metric.REQUEST_THROUGHPUT:
-            return measurement.request_throughput_per_s
+            return figures.served_per_s
+        case Metric.TOTAL_THROUGHPUT:
+            return figures.input_per_s + figures.output_per_s
+        case Metric.GOODPUT | Metric.MAX_RATE:
+            return figures.good_per_s
 
 
 def _failure_constraints(failure: Failure) -> dict[str, float]:

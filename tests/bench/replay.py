@@ -49,7 +49,11 @@ class ReplayEvaluator:
         return ["replayed", config.digest]
 
     async def evaluate(
-        self, config: EngineConfig, trial_dir: Path, observer: LaunchObserver
+        self,
+        config: EngineConfig,
+        trial_dir: Path,
+        observer: LaunchObserver,
+        incumbent: float | None = None,
     ) -> Outcome:
         """See `tuner.evaluate.Evaluator`.
 

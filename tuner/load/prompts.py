@@ -1,16 +1,20 @@
-"""Prompts that a prefix cache knows nothing of.
+"""Prompts that a prefix cache knows nothing of, but for what they are meant to share.
 
 A server answers a prompt that it has seen before from its cache, so a load that repeats
-prompts measures the cache and not the configuration. Prompts are therefore drawn at random
-and made to differ within their first ids, ahead of the smallest cache block in use.
+prompts measures the cache and not the configuration. Every prompt therefore begins with a head
+that no other prompt of any round has, ahead of the smallest cache block in use; what follows is
+drawn at random.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from math import gcd
+from typing import Generic, TypeVar
 
 import numpy as np
+
+from tuner.load.seeds import Stream, generator
 
 Item = TypeVar("Item", str, int)
 
@@ -18,11 +22,13 @@ HEAD_ITEMS = 8
 """Prompts differ within this many first items: half of vLLM's smallest usual block of 16."""
 
 MIN_VOCABULARY = 16
-"""With fewer ids to draw from, a head of eight no longer tells prompts apart reliably."""
+"""With fewer ids to draw from, heads of eight do not suffice for a study's rounds."""
 
-_REDRAWS = 100
-"""Tries for a new head. Only prompts of one or two items run out of them, and a prompt
-shorter than a cache block is not cached at all."""
+_ROUND = 1 << 22
+"""Numbers of heads in a round: more than the requests and warm-ups that a spec may ask for."""
+
+_GOLDEN = 0.618033988749895
+"""Multiples of this part of a space are spread evenly over it (Fibonacci hashing, Knuth)."""
 
 WORDS_TEXT = """
 the quick brown fox jumps over a lazy dog while seven old friends walk along the river and talk
@@ -58,22 +64,64 @@ def words() -> list[str]:
     return sorted(set(WORDS_TEXT.split()))
 
 
-def unique_sequences(
-    pool: Sequence[Item], lengths: Sequence[int], rng: np.random.Generator
-) -> list[tuple[Item, ...]]:
-    """Draw one sequence from `pool` for each length, no two with the same head.
+class PromptMaker(Generic[Item]):
+    """Makes the prompts of one round from a pool of different items.
 
-    A sequence shorter than `HEAD_ITEMS` is its own head. Where a length is so short that
-    all its sequences are taken, sequences repeat.
+    Heads are numbered; a number becomes `HEAD_ITEMS` digits to the base of the pool's size,
+    mixed by a multiplication that maps the numbers one to one, so that heads are different by
+    construction and yet look random. Shorter prompts are all head; they repeat when all of
+    their length are used up.
+
+    Args:
+        pool: at least `MIN_VOCABULARY` items.
     """
-    seen: set[tuple[int, ...]] = set()
-    sequences = []
-    for length in lengths:
-        picks = rng.integers(len(pool), size=length).tolist()
-        for _ in range(_REDRAWS):
-            if tuple(picks[:HEAD_ITEMS]) not in seen:
-                break
-            picks[:HEAD_ITEMS] = rng.integers(len(pool), size=min(HEAD_ITEMS, length)).tolist()
-        seen.add(tuple(picks[:HEAD_ITEMS]))
-        sequences.append(tuple(map(pool.__getitem__, picks)))
-    return sequences
+
+    def __init__(self, pool: Sequence[Item], seed: int, round_number: int) -> None:
+        self._pool: Sequence[Item] = pool
+        self._seed = seed
+        self._round = round_number
+        self._prompts = generator(seed, Stream.PROMPTS, round_number)
+        self._answers = generator(seed, Stream.ANSWERS, round_number)
+        self._blocks: dict[int, list[Item]] = {}
+
+    def own(self, slot: int, tokens: int) -> list[Item]:
+        """Items like no others; `slot` numbers the prompts of a round, called in that order."""
+        return self._headed(self._round * _ROUND + slot, tokens, self._prompts)
+
+    def block(self, number: int, tokens: int) -> list[Item]:
+        """Items of a shared block, the same for the same number; all of one round are as long."""
+        if number not in self._blocks:
+            rng = generator(self._seed, Stream.BLOCKS, self._round, number)
+            # From the other end of the numbers, where no prompt's head comes.
+            self._blocks[number] = self._headed(-1 - self._round * _ROUND - number, tokens, rng)
+        return self._blocks[number]
+
+    def answer(self, tokens: int) -> list[Item]:
+        """Items that stand for an answer in a conversation."""
+        return self._drawn(tokens, self._answers)
+
+    def _headed(self, number: int, tokens: int, rng: np.random.Generator) -> list[Item]:
+        head = self._head(number, min(tokens, HEAD_ITEMS))
+        return head + self._drawn(tokens - len(head), rng)
+
+    def _head(self, number: int, items: int) -> list[Item]:
+        size = len(self._pool)
+        space = size**items
+        value = (number * _step(space) + self._seed) % space
+        digits = []
+        for _ in range(items):
+            value, digit = divmod(value, size)
+            digits.append(self._pool[digit])
+        return digits[::-1]
+
+    def _drawn(self, tokens: int, rng: np.random.Generator) -> list[Item]:
+        picks = rng.integers(len(self._pool), size=max(0, tokens)).tolist()
+        return list(map(self._pool.__getitem__, picks))
+
+
+def _step(space: int) -> int:
+    """A multiplier that is coprime to `space`, near its golden section."""
+    step = max(1, int(space * _GOLDEN))
+    while gcd(step, space) != 1:
+        step += 1
+    return step

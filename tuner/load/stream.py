@@ -1,4 +1,4 @@
-"""The event stream of a completion, read line by line.
+"""The event stream of a completion, read as it arrives.
 
 vLLM sends `data: {json}` lines: one for each step that brought tokens, one with the usage,
 `data: [DONE]` at the end. A failure after the first byte comes as an event
@@ -8,8 +8,10 @@ vLLM sends `data: {json}` lines: one for each step that brought tokens, one with
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import TypeGuard
 
+from tuner.load.event_shape import NO_SHAPE, shape_of
 from tuner.types import JsonValue, RequestStatus
 
 MAX_LINE_BYTES = 1 << 20
@@ -17,38 +19,97 @@ MAX_LINE_BYTES = 1 << 20
 
 _MAX_ERROR_CHARACTERS = 300
 
-
 _ABSURD = 2**53
+
+_SURPLUS_CHUNKS = 64
+"""Chunks without a token that an answer may have besides one for each token asked for."""
 
 
 class CompletionStream:
     """What has arrived of one answer.
 
-    A chunk is counted as a token's arrival when it carries a choice, also one of empty
+    A chunk is counted as an arrival of tokens when it carries a choice, also one of empty
     text: half a character and special tokens print as nothing. So does vLLM's benchmark.
+    Where it says which tokens it carries (`return_token_ids`), it counts as so many; not at
+    all if there are none.
 
     Args:
         asked_tokens: the request's `max_tokens`.
+        ignore_eos: nothing else than `max_tokens` may end the answer.
 
     Attributes:
-        token_times_s: arrival of each such chunk; under load one may carry several tokens.
+        token_times_s: arrival of each such chunk.
         prompt_tokens, output_tokens: from the usage, 0 before it came.
         end_s: arrival of `[DONE]`, None before it came.
     """
 
-    def __init__(self, asked_tokens: int) -> None:
+    def __init__(self, asked_tokens: int, *, ignore_eos: bool = False) -> None:
         self.token_times_s: list[float] = []
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.end_s: float | None = None
         self._asked_tokens = asked_tokens
+        self._ignore_eos = ignore_eos
+        self._most_chunks = 2 * asked_tokens + _SURPLUS_CHUNKS
+        self._counts: list[int] = []
         self._has_usage = False
         self._finish_reason = ""
         self._error = ""
         self._rest = b""
+        self._shape = NO_SHAPE
 
     def feed(self, data: bytes, now_s: float) -> bool:
         """Take what arrived at `now_s`; False when it makes no sense to read on."""
+        if not self._rest:
+            tokens = self._shape.tokens_in(data)
+            if tokens and len(self.token_times_s) < self._most_chunks:
+                # One more event like the last: nearly all of them.
+                self.token_times_s.append(now_s)
+                self._counts.append(tokens)
+                return True
+        return self._feed_lines(data, now_s)
+
+    def token_counts(self) -> tuple[int, ...]:
+        """How many tokens came at each of `token_times_s`; empty if one each.
+
+        Where the server does not say, and there were more tokens than chunks, they are spread
+        evenly.
+        """
+        chunks, tokens = len(self.token_times_s), self.output_tokens
+        counts = self._counts
+        if sum(counts) != tokens and tokens > chunks > 0:
+            ends = [tokens * number // chunks for number in range(chunks + 1)]
+            counts = [end - start for start, end in pairwise(ends)]
+        return tuple(counts) if any(count != 1 for count in counts) else ()
+
+    def verdict(self) -> tuple[RequestStatus, str]:
+        """Status and error of an answer whose connection ended in good order."""
+        if self._error:
+            return RequestStatus.SERVER_ERROR, self._error
+        if self._finish_reason in ("abort", "error"):
+            return RequestStatus.SERVER_ERROR, f"the server ended it with {self._finish_reason!r}"
+        if not self.token_times_s:
+            return RequestStatus.EMPTY, "the answer is empty"
+        if self.end_s is None:
+            return RequestStatus.DISCONNECTED, "the stream ended without [DONE]"
+        if not self._has_usage:
+            return RequestStatus.SERVER_ERROR, "the stream ended without usage"
+        return self._length_verdict()
+
+    def _length_verdict(self) -> tuple[RequestStatus, str]:
+        got, asked = self.output_tokens, self._asked_tokens
+        if got == 0:
+            return RequestStatus.EMPTY, "the answer is empty"
+        if self._finish_reason == "length" and got < asked:
+            return RequestStatus.REJECTED, (
+                f"cut off at {got} of {asked} tokens: a prompt of "
+                f"{self.prompt_tokens} and its answer exceed the context (max-model-len)"
+            )
+        if got > asked or (self._ignore_eos and got != asked):
+            return RequestStatus.WRONG_LENGTH, f"{got} tokens, where {asked} were asked for"
+        return RequestStatus.OK, ""
+
+    def _feed_lines(self, data: bytes, now_s: float) -> bool:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             self._fail("the answer is not an event stream: a line without end")
@@ -56,26 +117,10 @@ class CompletionStream:
         for line in lines:
             if line.startswith(b"data:"):
                 self._take_event(line[5:].strip(), now_s)
+        if len(self.token_times_s) > self._most_chunks:
+            self._fail(f"an answer without end, where {self._asked_tokens} tokens were asked for")
+            return False
         return True
-
-    def verdict(self) -> tuple[RequestStatus, str]:
-        """Status and error of an answer whose connection ended in good order."""
-        if self._error:
-            return RequestStatus.FAILED, self._error
-        if self.end_s is None:
-            return RequestStatus.FAILED, "the stream ended without [DONE]"
-        if not self._has_usage:
-            return RequestStatus.FAILED, "the stream ended without usage"
-        if not self.token_times_s or self.output_tokens == 0:
-            return RequestStatus.FAILED, "the answer is empty"
-        if self._finish_reason in ("abort", "error"):
-            return RequestStatus.FAILED, f"the server ended it with {self._finish_reason!r}"
-        if self._finish_reason == "length" and self.output_tokens < self._asked_tokens:
-            return RequestStatus.REJECTED, (
-                f"cut off at {self.output_tokens} of {self._asked_tokens} tokens: a prompt of "
-                f"{self.prompt_tokens} and its answer exceed the context (max-model-len)"
-            )
-        return RequestStatus.OK, ""
 
     def _take_event(self, event: bytes, now_s: float) -> None:
         if event == b"[DONE]":
@@ -96,11 +141,18 @@ class CompletionStream:
             self._fail(error_text(event))
         choices = message.get("choices")
         if isinstance(choices, list) and choices:
-            self.token_times_s.append(now_s)
-            choice = choices[0]
-            reason = choice.get("finish_reason") if isinstance(choice, dict) else None
-            self._finish_reason = reason if isinstance(reason, str) else self._finish_reason
+            self._take_choice(choices[0], now_s)
+            self._shape = shape_of(event, message) or self._shape
         self._take_usage(message.get("usage"))
+
+    def _take_choice(self, choice: JsonValue, now_s: float) -> None:
+        fields = choice if isinstance(choice, dict) else {}
+        reason, ids = fields.get("finish_reason"), fields.get("token_ids")
+        self._finish_reason = reason if isinstance(reason, str) else self._finish_reason
+        tokens = len(ids) if isinstance(ids, list) else 1
+        if tokens:
+            self.token_times_s.append(now_s)
+            self._counts.append(tokens)
 
     def _take_usage(self, usage: JsonValue) -> None:
         if not isinstance(usage, dict):

@@ -12,213 +12,106 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
+from typing import Any, TypeVar
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
 
-from tuner.types import ServerCounters
+from tuner.metrics.histograms import NAMES as HISTOGRAMS
+from tuner.metrics.histograms import Histograms, latencies
+from tuner.metrics.histograms import parse as parse_histograms
+from tuner.metrics.page import (
+    PREEMPTIONS,
+    WANTED,
+    CounterReset,
+    ScrapeError,
+    Snapshot,
+    counters,
+    must_be_one_life,
+    parse,
+)
+from tuner.metrics.stall import GAP_SHARE, Look, StallWatch, Standstill
+from tuner.types import ServerCounters, ServerLatencies
+
+__all__ = ["CounterReset", "MetricsWatcher", "ScrapeError", "Stalled"]
+
+T = TypeVar("T")
 
 FULL_PAGE_INTERVAL_S = 0.5
 """Shortest pause between samples of a full page: two a second still catch a peak of the KV
 cache, which fills over many steps."""
 
 _SCRAPE_TIMEOUT_S = 10.0
+_SAMPLE_SHARE = 1 / 4
+"""Longest wait for a sample, as a share of the time after which silence is a hang: short enough
+that four of them in a row are told from a pause of this program."""
+_HEALTH_TIMEOUT_S = 5.0
 _HTTP_OK = 200
 
-# By meaning, newest name first: a page may carry two of them for a release or two.
-# KV usage was renamed in 0.9-0.12, the prefix cache's counters likewise; `_total` is what
-# the text format adds to a counter's name, which a few old versions did not follow.
-PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
-PROMPT_TOKENS = ("vllm:prompt_tokens_total", "vllm:prompt_tokens")
-GENERATION_TOKENS = ("vllm:generation_tokens_total", "vllm:generation_tokens")
-PREFIX_QUERIES = (
-    "vllm:prefix_cache_queries_total",
-    "vllm:prefix_cache_queries",
-    "vllm:gpu_prefix_cache_queries_total",
-    "vllm:gpu_prefix_cache_queries",
-)
-PREFIX_HITS = (
-    "vllm:prefix_cache_hits_total",
-    "vllm:prefix_cache_hits",
-    "vllm:gpu_prefix_cache_hits_total",
-    "vllm:gpu_prefix_cache_hits",
-)
-KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-RUNNING = ("vllm:num_requests_running",)
-WAITING = ("vllm:num_requests_waiting",)
-PROCESS_START = ("process_start_time_seconds",)
 
-_COUNTERS = (PREEMPTIONS, PROMPT_TOKENS, GENERATION_TOKENS, PREFIX_QUERIES, PREFIX_HITS)
-_WANTED = frozenset(
-    name for names in (*_COUNTERS, KV_USAGE, RUNNING, WAITING, PROCESS_START) for name in names
-)
+class Stalled(ScrapeError):
+    """The server had requests, and nothing of it has moved for too long.
 
-Series = Mapping[tuple[tuple[str, str], ...], float]
-"""Values of one metric by its labels: one for each engine."""
-
-
-class ScrapeError(Exception):
-    """The server's /metrics cannot be read, or lacks what a measurement needs."""
-
-
-class CounterReset(ScrapeError):
-    """A counter went backwards or the process is another: the measurement is void."""
-
-
-_ABSURD = 2.0**53
-"""No count of tokens or requests comes near, and floats stop counting there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """One reading of the page: each wanted metric's values by labels.
-
-    Engines are summed for counters and queue lengths; KV usage, a share, is their mean.
+    Attributes:
+        standstill: for how long, and who waits.
     """
 
-    metrics: Mapping[str, Series]
-
-    def series(self, names: Sequence[str]) -> Series:
-        """The values under the first of `names` that the page has; empty if none."""
-        return next((self.metrics[name] for name in names if name in self.metrics), {})
-
-    @property
-    def kv_usage_mean(self) -> float:
-        """Share of the KV cache in use, mean over engines."""
-        values = self.series(KV_USAGE).values()
-        return fmean(values) if values else 0.0
-
-    @property
-    def kv_usage_peak(self) -> float:
-        """Share of the KV cache in use, of the fullest engine."""
-        return max(self.series(KV_USAGE).values(), default=0.0)
-
-    @property
-    def running(self) -> float:
-        """Requests being worked on, all engines together."""
-        return math.fsum(self.series(RUNNING).values())
-
-    @property
-    def waiting(self) -> float:
-        """Requests in the queue, all engines together."""
-        return math.fsum(self.series(WAITING).values())
-
-
-def parse(page: str) -> Snapshot:
-    """Read a page of the Prometheus text format.
-
-    Only lines of wanted metrics reach the parser: a whole page of vLLM's, 100 kB of
-    histograms, would keep it busy for 15 ms.
-
-    Raises:
-        ScrapeError: a wanted line is malformed or not a number.
-    """
-    prefixes = tuple(_WANTED)
-    lines = [line for line in page.split("\n") if line.startswith(prefixes)]
-    metrics: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-    try:
-        for family in text_string_to_metric_families("\n".join(lines)):
-            for sample in family.samples:
-                if sample.name not in _WANTED:  # such as vllm:num_preemptions_created
-                    continue
-                if not abs(sample.value) < _ABSURD:  # nor is it NaN
-                    raise ScrapeError(f"/metrics: {sample.name} is {sample.value}")
-                labels = tuple(sorted(sample.labels.items()))
-                metrics.setdefault(sample.name, {})[labels] = sample.value
-    except (ValueError, IndexError, KeyError) as problem:
-        raise ScrapeError(f"/metrics is malformed: {problem}") from problem
-    return Snapshot(metrics)
-
-
-def difference(start: Snapshot, end: Snapshot, names: Sequence[str]) -> int:
-    """How far a counter went from `start` to `end`, all engines together.
-
-    A series that appears in between counted from 0.
-
-    Raises:
-        CounterReset: it went backwards, or a series is gone.
-    """
-    before, after = start.series(names), end.series(names)
-    for labels, value in before.items():
-        if after.get(labels, -1.0) < value:
-            raise CounterReset(
-                f"the server's counter {names[0]} went from {value:g} back to "
-                f"{after.get(labels, 0.0):g}: it was restarted while it was measured"
-            )
-    return round(math.fsum(after.values()) - math.fsum(before.values()))
-
-
-def counters(start: Snapshot, samples: Sequence[Snapshot], end: Snapshot) -> ServerCounters:
-    """Sum up a window from its two ends and the samples in between.
-
-    A window too short for a sample is judged by its ends.
-
-    Raises:
-        CounterReset: the server is not the one it was at the start.
-        ScrapeError: it does not count preemptions.
-    """
-    for snapshot in (start, end):
-        if not snapshot.series(PREEMPTIONS):
-            raise ScrapeError(
-                f"the server's /metrics has no {PREEMPTIONS[0]}; is --disable-log-stats set?"
-            )
-    if start.series(PROCESS_START) != end.series(PROCESS_START):
-        raise CounterReset("the server process was replaced while it was measured")
-    seen = samples or (start, end)
-    return ServerCounters(
-        preemptions=difference(start, end, PREEMPTIONS),
-        prompt_tokens=difference(start, end, PROMPT_TOKENS),
-        generation_tokens=difference(start, end, GENERATION_TOKENS),
-        prefix_cache_queries_tokens=difference(start, end, PREFIX_QUERIES),
-        prefix_cache_hits_tokens=difference(start, end, PREFIX_HITS),
-        kv_cache_usage_mean=fmean(sample.kv_usage_mean for sample in seen),
-        kv_cache_usage_peak=max(sample.kv_usage_peak for sample in seen),
-        running_mean=fmean(sample.running for sample in seen),
-        running_peak=max(sample.running for sample in seen),
-        waiting_mean=fmean(sample.waiting for sample in seen),
-        waiting_peak=max(sample.waiting for sample in seen),
-    )
+    def __init__(self, standstill: Standstill, health: str = "") -> None:
+        super().__init__("; ".join(filter(None, (standstill.words(), health))))
+        self.standstill = standstill
 
 
 class MetricsWatcher:
     """Watches one server's /metrics while a load runs::
 
         async with MetricsWatcher(server.base_url) as watcher:
-            records = await drive(...)
-            figures = await watcher.finish()
+            await watcher.begin()
+            records = await watcher.guard(some_load())
+            figures = await watcher.window()
 
-    Entering reads the page once and starts sampling; `finish` reads it a last time.
+    Entering reads the page once and starts sampling. `begin` moves the start of the window,
+    past a warm-up or to the next load.
 
     Args:
         base_url: without a trailing slash.
         interval_s: from sample to sample; `FULL_PAGE_INTERVAL_S` at least where it has to be the
             full page. A sample costs this process 1 to 1.5 ms: well below 1 % of a core.
+        hang_after_s: with requests in flight and no counter moving for so long, the server
+            hangs; None: never.
+        in_flight: how many requests are under way now.
 
     Raises:
         ScrapeError: on entering, if the page cannot be read or counts no preemptions.
     """
 
-    def __init__(self, base_url: str, interval_s: float = 0.25) -> None:
-        self._full_url = f"{base_url}/metrics"
-        self._narrow_url = f"{base_url}/metrics/"
+    def __init__(
+        self,
+        base_url: str,
+        interval_s: float = 0.25,
+        *,
+        hang_after_s: float | None = None,
+        in_flight: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._base_url = base_url
         self._interval_s = interval_s
+        self._hang_after_s = math.inf if hang_after_s is None else hang_after_s
+        self._in_flight = in_flight
+        self._stall = StallWatch(self._hang_after_s * GAP_SHARE)
         self._narrow = True
         self._samples: list[Snapshot] = []
+        self._histograms: Histograms = {}
+        self._one_at_a_time = asyncio.Lock()  # an older page must not pass for a newer one
         self._exit = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> MetricsWatcher:
         async with contextlib.AsyncExitStack() as stack:
             self._session = await stack.enter_async_context(
-                aiohttp.ClientSession(
-                    timeout=aiohttp.ClientTimeout(total=_SCRAPE_TIMEOUT_S),
-                    headers={"Accept-Encoding": "identity"},
-                )
+                aiohttp.ClientSession(headers={"Accept-Encoding": "identity"})
             )
-            self._start = await self._first()
+            self._start = self._latest = await self._first()
+            self._samples = [self._start]
             self._sampling = asyncio.create_task(self._sample())
             stack.push_async_callback(self._stop_sampling)
             self._exit = stack.pop_all()
@@ -232,53 +125,146 @@ class MetricsWatcher:
     ) -> None:
         await self._exit.aclose()
 
-    async def finish(self) -> ServerCounters:
-        """End the window now.
+    @property
+    def standstill(self) -> Standstill:
+        """For how long nothing has moved by now, with requests in flight."""
+        return self._stall.standstill
+
+    async def guard(self, load: Coroutine[Any, Any, T]) -> T:
+        """Run `load`, but no longer than the server is worth it; else it is cancelled.
+
+        Raises:
+            CounterReset: the server was restarted.
+            Stalled: it hangs.
+        """
+        loading = asyncio.create_task(load)
+        try:
+            await asyncio.wait({loading, self._sampling}, return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                raise self._sampling.result()
+            return await loading
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+
+    async def begin(self) -> None:
+        """Begin the window now; what was sampled before is dropped.
+
+        Raises:
+            CounterReset: the server was restarted since the last look.
+            ScrapeError: the page cannot be read.
+        """
+        self._histograms = await self._read_histograms()
+        self._start = await self._look(_SCRAPE_TIMEOUT_S)
+        self._samples = [self._start]
+
+    @property
+    def samples(self) -> Sequence[Snapshot]:
+        """The readings of the window so far, its start first."""
+        return self._samples
+
+    async def window(self) -> ServerCounters:
+        """What the server counted from the window's start to now.
 
         Raises:
             CounterReset: the measurement is void.
             ScrapeError: the page cannot be read.
         """
-        await self._stop_sampling()
-        return counters(self._start, self._samples, await self._read())
+        if self._sampling.done() and isinstance(self._sampling.result(), CounterReset):
+            raise self._sampling.result()
+        end = await self._look(_SCRAPE_TIMEOUT_S)
+        self._samples.append(end)
+        return counters(self._start, self._samples[1:-1], end)
+
+    async def latencies(self) -> ServerLatencies:
+        """The server's own histograms over the window; empty where it has none."""
+        return latencies(self._histograms, await self._read_histograms())
 
     async def _first(self) -> Snapshot:
         """Read the start of the window and settle which of the two pages to read."""
         try:
-            start = await self._read()
+            start = await self._read(_SCRAPE_TIMEOUT_S)
             if start.series(PREEMPTIONS):
                 return start
         except ScrapeError:
             pass  # no such page here; if the server is broken, the full page says how
         self._narrow = False
-        start = await self._read()
+        start = await self._read(_SCRAPE_TIMEOUT_S)
         counters(start, (), start)
         return start
 
-    async def _sample(self) -> None:
+    async def _sample(self) -> ScrapeError:
+        """Look again and again, until the server is found to be worth no further look: why."""
+        at_least_s = 0.0 if self._narrow else FULL_PAGE_INTERVAL_S
+        limit_s = min(_SCRAPE_TIMEOUT_S, self._hang_after_s * _SAMPLE_SHARE)
         while True:
-            at_least_s = 0.0 if self._narrow else FULL_PAGE_INTERVAL_S
             await asyncio.sleep(max(self._interval_s, at_least_s))
-            with contextlib.suppress(ScrapeError):  # one reading less
-                self._samples.append(await self._read())
+            snapshot: Snapshot | None = None
+            try:
+                snapshot = await self._look(limit_s)
+                self._samples.append(snapshot)
+            except CounterReset as reset:
+                return reset
+            except ScrapeError:
+                pass  # one reading less
+            standstill = self._stall.saw(time.monotonic(), self._as_look(snapshot))
+            if standstill.lasted_s >= self._hang_after_s:
+                return Stalled(standstill, await self._health())
+
+    def _as_look(self, snapshot: Snapshot | None) -> Look:
+        if snapshot is None:
+            return Look(None, in_flight=self._in_flight())
+        running, waiting = round(snapshot.running), round(snapshot.waiting)
+        return Look(snapshot.progress, running, waiting, self._in_flight())
 
     async def _stop_sampling(self) -> None:
         self._sampling.cancel()
         await asyncio.wait([self._sampling])
         if not self._sampling.cancelled():
-            self._sampling.result()  # it ends by itself only through a defect: show it
+            self._sampling.result()  # it raises only through a defect: show it
 
-    async def _read(self) -> Snapshot:
-        url = self._narrow_url if self._narrow else self._full_url
-        params = [("name[]", name) for name in sorted(_WANTED)] if self._narrow else None
+    async def _look(self, limit_s: float) -> Snapshot:
+        """Read the page and hold it against the one before."""
+        async with self._one_at_a_time:
+            snapshot = await self._read(limit_s)
+            must_be_one_life(self._latest, snapshot)
+            self._latest = snapshot
+        return snapshot
+
+    async def _read(self, limit_s: float) -> Snapshot:
+        at_s = time.perf_counter()
+        return parse(await self._page(WANTED, limit_s), at_s)
+
+    async def _read_histograms(self) -> Histograms:
         try:
-            async with self._session.get(url, params=params, allow_redirects=False) as response:
+            return parse_histograms(await self._page(HISTOGRAMS, _SCRAPE_TIMEOUT_S))
+        except ScrapeError:
+            return {}  # a check is missing, no more
+
+    async def _page(self, names: Iterable[str], limit_s: float) -> str:
+        url = f"{self._base_url}/metrics/" if self._narrow else f"{self._base_url}/metrics"
+        params = [("name[]", name) for name in sorted(names)] if self._narrow else None
+        timeout = aiohttp.ClientTimeout(total=limit_s)
+        try:
+            async with self._session.get(
+                url, params=params, allow_redirects=False, timeout=timeout
+            ) as response:
                 content = await response.read()
         except (aiohttp.ClientError, OSError) as problem:
             raise ScrapeError(f"/metrics: {type(problem).__name__}: {problem}") from problem
         if response.status != _HTTP_OK:
             raise ScrapeError(f"/metrics: HTTP {response.status}")
         try:
-            return parse(content.decode())
+            return content.decode()
         except UnicodeDecodeError as problem:
             raise ScrapeError("/metrics is not UTF-8 text") from problem
+
+    async def _health(self) -> str:
+        """What /health says of a server that hangs; on vLLM mostly that all is well."""
+        timeout = aiohttp.ClientTimeout(total=_HEALTH_TIMEOUT_S)
+        try:
+            async with self._session.get(f"{self._base_url}/health", timeout=timeout) as response:
+                still = "still " if response.status == _HTTP_OK else ""
+                return f"/health {still}answers {response.status}"
+        except (aiohttp.ClientError, OSError):
+            return "/health does not answer"

@@ -1,26 +1,25 @@
-"""What the clients saw: throughput and latencies of a load.
+"""What the clients saw: throughput, latencies and goodput of a load.
 
-Definitions as in vLLM's own serving benchmark (`vllm bench serve`), per served request:
+Latencies are defined in `tuner.metrics.latency`, goodput in `tuner.metrics.slo`. Percentiles are
+numpy's default (linear interpolation).
 
-- TTFT, time to first token: first token - send.
-- E2E latency: last token - send.
-- TPOT, time per output token: (E2E latency - TTFT) / (output tokens - 1), for answers of two
-  tokens or more.
-- ITL, inter-token latency: each gap between two chunks that carried tokens. One chunk may
-  carry several tokens, so ITL shows stalls and TPOT the mean pace.
-
-Throughputs count served requests only, over the window from the first send to the last end
-of any request: work on requests that failed is not output.
+Throughputs count served requests only: work on requests that failed is not output. They are
+taken over a window without ramp-up and ramp-down where the caller knows one
+(`tuner.measuring.window`): tokens that arrived and requests that ended within it, over its
+length. Else over everything, from the first send to the last end. Latencies are then those of
+the requests that were due within the window.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from tuner.metrics.latency import due_s, e2e_s, itl_s, token_arrivals, tpot_s, ttft_s
+from tuner.metrics.slo import meets
 from tuner.types import (
     DeviceUse,
     Measurement,
@@ -29,21 +28,33 @@ from tuner.types import (
     RequestRecord,
     RequestStatus,
     ServerCounters,
+    SloLimit,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class ServingFigures:
-    """A load in figures; see the module for definitions, `Measurement` for their use.
+class Span:
+    """From when to when, in seconds on the client's clock.
 
-    Latencies are None where no request was served (TPOT, ITL: none of two tokens).
-
-    Attributes:
-        window_s: first send to last end, 0 without requests.
-        offered: `served + rejected + failed`.
-        failed: those that timed out included.
-        first_error: of the request that failed or was rejected first, "" if none.
+    What happens at its start is not in it, what happens at its end is: a window often begins and
+    ends with an answer, and both of them would be one more than came in its time.
     """
+
+    start_s: float
+    end_s: float
+
+    def __contains__(self, at_s: float) -> bool:
+        return self.start_s < at_s <= self.end_s
+
+    @property
+    def length_s(self) -> float:
+        """From start to end."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class ServingFigures:
+    """A load in figures; see the module for definitions, `Measurement` for each of them."""
 
     window_s: float
     offered: int
@@ -58,30 +69,45 @@ class ServingFigures:
     itl_s: Percentiles | None
     e2e_s: Percentiles | None
     first_error: str = ""
+    steady: bool = False
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    goodput_per_s: float | None = None
 
 
-def summarise(records: Sequence[RequestRecord]) -> ServingFigures:
-    """Turn the records of all offered requests into figures."""
+def summarise(
+    records: Sequence[RequestRecord], span: Span | None = None, slo: Sequence[SloLimit] = ()
+) -> ServingFigures:
+    """Turn the records of all offered requests into figures.
+
+    Args:
+        span: the window; None where there is no steady part, and all of it counts.
+    """
+    window = span or whole_span(records)
     served = [record for record in records if record.status is RequestStatus.OK]
-    timed = [record for record in served if record.token_times_s]
     unserved = [record for record in records if record.status is not RequestStatus.OK]
     rejected = sum(record.status is RequestStatus.REJECTED for record in records)
-    window_s = _window_s(records)
+    ended = [record for record in served if record.end_s in window]
+    timed = [record for record in served if record.token_times_s]
+    observed = [r for r in timed if window.start_s <= due_s(r) <= window.end_s]
     first_unserved = min(unserved, key=lambda record: record.end_s, default=None)
+    good = sum(meets(record, slo) for record in ended)
     return ServingFigures(
-        window_s=window_s,
+        window_s=window.length_s,
         offered=len(records),
         served=len(served),
         rejected=rejected,
         failed=len(unserved) - rejected,
-        request_throughput_per_s=_rate(len(served), window_s),
-        output_throughput_tokens_per_s=_rate(sum(r.output_tokens for r in served), window_s),
-        input_throughput_tokens_per_s=_rate(sum(r.prompt_tokens for r in served), window_s),
-        ttft_s=percentiles(_ttft_s(record) for record in timed),
-        tpot_s=percentiles(_tpot_s(record) for record in timed if record.output_tokens > 1),
-        itl_s=percentiles(gap_s for record in timed for gap_s in _gaps_s(record)),
-        e2e_s=percentiles(_e2e_s(record) for record in timed),
+        request_throughput_per_s=_rate(len(ended), window),
+        output_throughput_tokens_per_s=_rate(_output_tokens(served, span), window),
+        input_throughput_tokens_per_s=_rate(_input_tokens(served, span), window),
+        ttft_s=percentiles(ttft_s(record) for record in observed),
+        tpot_s=percentiles(tpot_s(record) for record in observed if record.output_tokens > 1),
+        itl_s=percentiles(gap_s for record in observed for gap_s in itl_s(record)),
+        e2e_s=percentiles(e2e_s(record) for record in observed),
         first_error=first_unserved.error if first_unserved else "",
+        steady=span is not None,
+        statuses=dict(sorted(Counter(record.status.value for record in records).items())),
+        goodput_per_s=_rate(good, window) if slo else None,
     )
 
 
@@ -90,27 +116,14 @@ def measurement(
     counters: ServerCounters,
     memory: MemoryFacts,
     device: DeviceUse,
+    *,
+    span: Span | None = None,
+    slo: Sequence[SloLimit] = (),
 ) -> Measurement:
     """The figures of `records` with what was seen of the server meanwhile."""
-    figures = summarise(records)
-    return Measurement(
-        window_s=figures.window_s,
-        offered=figures.offered,
-        served=figures.served,
-        rejected=figures.rejected,
-        failed=figures.failed,
-        request_throughput_per_s=figures.request_throughput_per_s,
-        output_throughput_tokens_per_s=figures.output_throughput_tokens_per_s,
-        input_throughput_tokens_per_s=figures.input_throughput_tokens_per_s,
-        ttft_s=figures.ttft_s,
-        tpot_s=figures.tpot_s,
-        itl_s=figures.itl_s,
-        e2e_s=figures.e2e_s,
-        counters=counters,
-        memory=memory,
-        device=device,
-        first_error=figures.first_error,
-    )
+    figures = summarise(records, span, slo)
+    seen = {item.name: getattr(figures, item.name) for item in fields(figures)}
+    return Measurement(counters=counters, memory=memory, device=device, **seen)
 
 
 def percentiles(values_s: Iterable[float]) -> Percentiles | None:
@@ -122,27 +135,27 @@ def percentiles(values_s: Iterable[float]) -> Percentiles | None:
     return Percentiles(mean=float(values.mean()), p50=p50, p90=p90, p99=p99)
 
 
-def _window_s(records: Sequence[RequestRecord]) -> float:
+def whole_span(records: Sequence[RequestRecord]) -> Span:
+    """First send to last end; of no length without requests."""
     if not records:
-        return 0.0
-    return max(record.end_s for record in records) - min(record.send_s for record in records)
+        return Span(0.0, 0.0)
+    start_s = min(due_s(record) for record in records)
+    return Span(start_s, max(record.end_s for record in records))
 
 
-def _rate(amount: int, window_s: float) -> float:
-    return amount / window_s if window_s > 0 else 0.0
+def _output_tokens(served: Sequence[RequestRecord], span: Span | None) -> int:
+    if span is None:
+        return sum(record.output_tokens for record in served)
+    return sum(n for r in served for at_s, n in token_arrivals(r) if at_s in span)
 
 
-def _ttft_s(record: RequestRecord) -> float:
-    return record.token_times_s[0] - record.send_s
+def _input_tokens(served: Sequence[RequestRecord], span: Span | None) -> int:
+    """A prompt counts when its first token comes."""
+    if span is None:
+        return sum(record.prompt_tokens for record in served)
+    first = (record for record in served if record.token_times_s)
+    return sum(r.prompt_tokens for r in first if r.token_times_s[0] in span)
 
 
-def _e2e_s(record: RequestRecord) -> float:
-    return record.token_times_s[-1] - record.send_s
-
-
-def _gaps_s(record: RequestRecord) -> Iterator[float]:
-    return (later_s - earlier_s for earlier_s, later_s in pairwise(record.token_times_s))
-
-
-def _tpot_s(record: RequestRecord) -> float:
-    return (_e2e_s(record) - _ttft_s(record)) / (record.output_tokens - 1)
+def _rate(amount: int, window: Span) -> float:
+    return amount / window.length_s if window.length_s > 0 else 0.0

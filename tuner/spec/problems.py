@@ -16,9 +16,8 @@ _MISSING = {
     "workload": "Write the load to measure under, such as `workload: {kind: synthetic, "
     "input_tokens: 512, output_tokens: 128, requests: 200, concurrency: 32}`.",
     "workload.requests": "Write how many requests are measured, such as `requests: 200`.",
-    "workload.kind": "Write `kind: synthetic` or `kind: sharegpt`.",
+    "workload.kind": "Write `kind: synthetic`, or `kind: trace` for a file of requests.",
 }
-_MISSING_LENGTH = "Write the mean number of tokens, such as `mean: 512`."
 
 
 def wrong(message: str, hint: str = "", at: str = "") -> PydanticCustomError:
@@ -45,7 +44,7 @@ def _problem(document: Document, details: ErrorDetails) -> tuple[int, str, str]:
     name = ".".join(str(step) for step in where)
     line = document.at(where).line
     if details["type"] == "missing":
-        hint = _MISSING.get(name, _MISSING_LENGTH if name.endswith("mean") else "")
+        hint = _MISSING.get(name, "")
         return line, f"`{name}` is missing", hint
     message = str(context.get("message", details["msg"]))
     subject = f"`{name}` " if name else ""

@@ -14,27 +14,23 @@ from tuner.names import study_name_from
 from tuner.space import Space
 from tuner.spec import document as yaml_document
 from tuner.spec.document import Document, kind_of
+from tuner.spec.fields import expanded
 from tuner.spec.knobs import read_knobs
 from tuner.spec.problems import first_problem
-from tuner.spec.sections import LengthSection, ServerSection, SpaceFile, WorkloadSection
+from tuner.spec.sections import ServerSection, SpaceFile
 from tuner.spec.values import environment, fixed_arguments, reference_values
 from tuner.types import (
     ENV_PREFIX,
     BudgetSpec,
     Constraint,
-    LengthSpec,
     ObjectiveSpec,
     SearchSpec,
     ServerSpec,
     StudySpec,
-    WorkloadSpec,
 )
 
 POINTS_TRIED = 5_000
 """Spaces of constrained parameters up to this size are searched for a point that is allowed."""
-
-_DEFAULT_WARMUP = 8
-"""Warm-up requests: the first ones after a start are slower by a second, more add little."""
 
 
 def load(path: Path) -> StudySpec:
@@ -85,12 +81,15 @@ def parse_with_remarks(text: str, path: Path) -> tuple[StudySpec, list[str]]:
         search_space=tuple(knobs),
         constraints=_constraints(document, known),
         reference=reference_values(document, document.section("reference")),
-        workload=_workload(checked.workload),
-        objective=ObjectiveSpec(checked.objective.maximize, checked.objective.preemption_weight),
+        workload=checked.workload.spec(),
+        objective=ObjectiveSpec(
+            checked.objective.maximize, checked.objective.preemption_weight, checked.promised
+        ),
         budget=BudgetSpec(checked.budget.trials, checked.budget.time),
         search=SearchSpec(checked.search.sampler, checked.search.seed),
         path=path,
         text=text,
+        measure=checked.measure.spec(),
     )
     _refuse_unsatisfiable(path, spec, known)
     return spec, remarks
@@ -131,41 +130,12 @@ def _name_from_path(path: Path) -> str:
 def _server(document: Document, section: ServerSection) -> ServerSpec:
     return ServerSpec(
         command=section.command,
-        model=_expanded(section.model),
+        model=expanded(section.model),
         args=fixed_arguments(document, document.section("server", "args")),
         env=environment(document, document.section("server", "env")),
         startup_timeout_s=section.startup_timeout,
+        hang_timeout_s=section.hang_timeout,
     )
-
-
-def _expanded(text: str) -> str:
-    """`~` as a shell would; other relative paths stay relative to the current directory."""
-    return str(Path(text).expanduser()) if text.startswith("~") else text
-
-
-def _workload(section: WorkloadSection) -> WorkloadSpec:
-    warmup = section.warmup
-    if warmup is None:
-        warmup = max(2, min(section.concurrency or _DEFAULT_WARMUP, _DEFAULT_WARMUP))
-    return WorkloadSpec(
-        kind=section.kind,
-        path=None if section.path is None else Path(_expanded(section.path)),
-        input_tokens=_lengths(section.input_tokens),
-        output_tokens=_lengths(section.output_tokens),
-        requests=section.requests,
-        concurrency=section.concurrency,
-        request_rate_per_s=section.request_rate,
-        burstiness=1.0 if section.burstiness is None else section.burstiness,
-        warmup_requests=warmup,
-        request_timeout_s=section.request_timeout,
-        seed=section.seed,
-    )
-
-
-def _lengths(section: LengthSection | None) -> LengthSpec | None:
-    if section is None:
-        return None
-    return LengthSpec(section.mean, section.stdev, section.min, section.max)
 
 
 def _constraints(document: Document, known: Collection[str]) -> tuple[Constraint, ...]:

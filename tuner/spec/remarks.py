@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tuner.space import Space
 from tuner.spec.reading import parse_with_remarks
-from tuner.types import Choice, Knob, StudySpec
+from tuner.types import Choice, Knob, Metric, StudySpec
 
 HIGH_UTILIZATION = 0.99
 """From here on next to nothing is left for memory that vLLM's profiling does not see."""
@@ -17,7 +17,13 @@ _UTILIZATION = ("gpu-memory-utilization", "device-memory-utilization")
 def warnings(spec: StudySpec) -> list[str]:
     """Remarks for people, one sentence each; none if there is nothing to say."""
     remarks = parse_with_remarks(spec.text, spec.path)[1]
-    return [*remarks, *_on_utilization(spec), *_on_workload(spec), *_on_reference(spec)]
+    return [
+        *remarks,
+        *_on_utilization(spec),
+        *_on_workload(spec),
+        *_on_slo(spec),
+        *_on_reference(spec),
+    ]
 
 
 def _on_utilization(spec: StudySpec) -> Iterator[str]:
@@ -32,23 +38,40 @@ def _on_utilization(spec: StudySpec) -> Iterator[str]:
 def _on_workload(spec: StudySpec) -> Iterator[str]:
     workload = spec.workload
     if workload.concurrency is None:
-        yield (
-            f"`request_rate: {workload.request_rate_per_s:g}` offers that rate and no more: every "
-            "configuration that keeps up has the same throughput, and the score does not see "
-            "latency. To find what is fastest, use `concurrency`"
-        )
+        yield from _on_open_loop(spec)
         return
-    if workload.concurrency > workload.requests:
-        yield (
-            f"concurrency {workload.concurrency} is never reached with {workload.requests} requests"
-        )
+    highest = max((workload.concurrency, *map(int, workload.levels)))
+    if highest > workload.requests:
+        yield f"concurrency {highest} is never reached with {workload.requests} requests"
+    if spec.objective.maximize is Metric.MAX_RATE:
+        return  # how many are in flight is what is searched
     for knob in spec.search_space:
-        in_flight = min(workload.concurrency, workload.requests)
+        in_flight = min(highest, workload.requests)
         if knob.name == "max-num-seqs" and _highest(knob) > 4 * in_flight:
             yield (
                 f"`max-num-seqs` goes up to {_highest(knob)}, but only {in_flight} requests are "
                 "in flight at a time: values above that make no difference to this workload"
             )
+
+
+def _on_open_loop(spec: StudySpec) -> Iterator[str]:
+    if spec.objective.maximize in (Metric.GOODPUT, Metric.MAX_RATE):
+        return
+    rate = spec.workload.request_rate_per_s
+    offer = "the open loop" if rate is None else f"`request_rate: {rate:g}`"
+    yield (
+        f"{offer} offers its rate and no more: every configuration that keeps up has the same "
+        "throughput, and the score does not see latency. To find what is fastest, use "
+        "`concurrency`, or maximize goodput or max_rate under an `slo`"
+    )
+
+
+def _on_slo(spec: StudySpec) -> Iterator[str]:
+    if spec.objective.slo and spec.objective.maximize not in (Metric.GOODPUT, Metric.MAX_RATE):
+        yield (
+            f"the `slo` is only told: {spec.objective.maximize} does not count it. Maximize "
+            "goodput or max_rate to search for what meets it"
+        )
 
 
 def _on_reference(spec: StudySpec) -> Iterator[str]:

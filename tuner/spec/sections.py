@@ -1,288 +1,101 @@
-"""The fixed sections of a space file as pydantic models.
+"""The sections of a space file as pydantic models, but for the workload.
 
-Keys may be written with hyphens or underscores. Every validator raises through
-`tuner.spec.problems.wrong`, so that a message reads "`workload.requests` must be ...".
-What is named by the user (flags, environment, parameters) is not here but in
-`tuner.spec.values` and `tuner.spec.knobs`.
+Keys may be written with hyphens or underscores. What is named by the user (flags, environment,
+parameters) is not here but in `tuner.spec.values` and `tuner.spec.knobs`.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable
-from enum import StrEnum
-from typing import Annotated, ClassVar, TypeVar
+import re
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from tuner.names import did_you_mean, is_study_name
+from tuner.names import did_you_mean
+from tuner.spec import fields
 from tuner.spec.document import kind_of
+from tuner.spec.fields import Duration, NamedValues, NotNegative, Section, Switch, Text, Whole
 from tuner.spec.problems import wrong
-from tuner.types import Metric, SamplerKind, WorkloadKind
-from tuner.units import parse_duration, parse_whole
+from tuner.spec.workload import WorkloadSection
+from tuner.types import MeasureSpec, Metric, SamplerKind, SloLimit, SloMetric
 
-_E = TypeVar("_E", bound=StrEnum)
+_SLO_EXAMPLE = "Write `slo: {ttft_p99: 500ms, tpot_p99: 50ms}`."
+_PROMISE = re.compile(r"([a-z0-9]+?)(?:_p([0-9]+(?:\.[0-9]+)?))?")
+_PERCENTILES = ("50", "90", "95", "99", "99.9")
+_NEEDS_SLO = frozenset({Metric.GOODPUT, Metric.MAX_RATE})
 
 
-# --- values ----------------------------------------------------------------------------
-
-
-def _whole(minimum: int, maximum: int = 2**53) -> Callable[[object], int]:
-    def validate(value: object) -> int:
+def _slo(value: object) -> tuple[SloLimit, ...]:
+    if not isinstance(value, dict) or not value:
+        raise wrong(f"must be a mapping of limits, not {kind_of(value or None)}", _SLO_EXAMPLE)
+    limits: dict[tuple[SloMetric, float], SloLimit] = {}
+    for written, entry in value.items():
+        metric, percentile = _promise(str(written))
+        if (metric, percentile) in limits:
+            raise wrong("is written twice", "Delete one of the two.", at=str(written))
         try:
-            number = parse_whole(value) if isinstance(value, str) else value
+            seconds = fields.duration(entry)
         except ValueError as error:
-            raise wrong(f"must be a whole number: {error}") from None
-        if isinstance(number, bool) or not isinstance(number, int) or number < minimum:
-            raise wrong(f"must be a whole number of at least {minimum}, not {kind_of(value)}")
-        if number > maximum:
-            raise wrong(f"must be at most {maximum}, not {kind_of(value)}")
-        return number
-
-    return validate
+            context = getattr(error, "context", None) or {}
+            raise wrong(
+                str(context.get("message")), str(context.get("hint")), at=str(written)
+            ) from None
+        limits[metric, percentile] = SloLimit(metric, seconds, percentile)
+    return tuple(limits.values())
 
 
-def _number(minimum: float, exclusive: bool) -> Callable[[object], float]:
-    bound = f"greater than {minimum:g}" if exclusive else f"of at least {minimum:g}"
-
-    def validate(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise wrong(f"must be a number {bound}, not {kind_of(value)}")
-        if value < minimum or (exclusive and value == minimum):
-            raise wrong(f"must be a number {bound}, not {kind_of(value)}")
-        return float(value)
-
-    return validate
-
-
-def _duration(value: object) -> float:
-    hint = "Write it like 90s, 15m, 4h or 1h30m; a plain number is seconds."
-    if not isinstance(value, str | int | float):
-        raise wrong(f"must be a duration, not {kind_of(value)}", hint)
-    try:
-        seconds = parse_duration(value)
-    except ValueError as error:
-        raise wrong(f"must be a duration: {error}", hint) from None
-    if seconds <= 0:
-        raise wrong(f"must be longer than nothing, not {kind_of(value)}", hint)
-    return seconds
+def _promise(written: str) -> tuple[SloMetric, float]:
+    """Metric and percentile of a key such as `ttft_p99`."""
+    match = _PROMISE.fullmatch(written.strip().lower().replace("-", "_"))
+    names = [metric.value for metric in SloMetric]
+    if match is None or match[1] not in names:
+        keys = [*names, *(f"{name}_p99" for name in names)]
+        hint = did_you_mean(written, keys) or _SLO_EXAMPLE
+        raise wrong(f"is no latency: {', '.join(names)} are, with _p99 or the like", hint, written)
+    percentile = match[2] or "99"
+    if percentile not in _PERCENTILES:
+        known = ", ".join(f"p{known}" for known in _PERCENTILES)
+        raise wrong(f"has no percentile of {known}", f"Write `{match[1]}_p99`.", written)
+    return SloMetric(match[1]), float(percentile)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise wrong(f"must be a text, not {kind_of(value)}")
-    if "\0" in value or "\n" in value:
-        raise wrong("must be one line of text")
-    return value.strip()
+_MEASURE = MeasureSpec()
 
-
-def _study(value: object) -> str:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(text, str) or not is_study_name(text):
-        raise wrong(
-            f"must name one folder, which {kind_of(value)} cannot",
-            "Use letters, digits, `.`, `_` and `-`, and start with a letter or digit.",
-        )
-    return text
-
-
-def _command(value: object) -> tuple[str, ...]:
-    hint = "Write it as a list, such as `command: [vllm, serve]`."
-    if isinstance(value, str):
-        try:
-            parts = ", ".join(shlex.split(value))
-        except ValueError:
-            parts = ""
-        raise wrong("must be a list", f"Write `command: [{parts}]`." if parts else hint)
-    if not isinstance(value, list) or not value:
-        raise wrong(f"must be a list of words, not {kind_of(value or None)}", hint)
-    for part in value:
-        plain = isinstance(part, str | int | float) and not isinstance(part, bool)
-        if not plain or not str(part) or "\0" in str(part):
-            raise wrong(f"must hold words only, not {kind_of(part)}", hint)
-    return tuple(str(part) for part in value)
-
-
-def _one_of(kinds: type[_E]) -> Callable[[object], _E]:
-    names = [kind.value for kind in kinds]
-
-    def validate(value: object) -> _E:
-        if isinstance(value, str) and value in names:
-            return kinds(value)
-        hint = did_you_mean(value, names) if isinstance(value, str) else ""
-        raise wrong(f"must be one of {', '.join(names)}, not {kind_of(value)}", hint)
-
-    return validate
-
-
-def _named_values(value: object) -> dict[str, object]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise wrong(f"must be a mapping, not {kind_of(value)}", "Write `name: value` lines.")
-    return value
-
-
-def _searched(value: object) -> dict[str, object]:
-    if not (named := _named_values(value)):
-        raise wrong(
-            "is empty, there is nothing to search",
-            "Write a parameter, such as `max-num-seqs: {low: 16, high: 512, log: true}`.",
-        )
-    return named
-
-
-def _lines(value: object) -> list[object]:
-    if isinstance(value, list):
-        return value
-    hint = "Write a list: each constraint on its own line after `- `."
-    raise wrong(f"must be a list of expressions, not {kind_of(value)}", hint)
-
-
-Whole = Annotated[int, BeforeValidator(_whole(1))]
-WholeOrZero = Annotated[int, BeforeValidator(_whole(0))]
-Positive = Annotated[float, BeforeValidator(_number(0, exclusive=True))]
-NotNegative = Annotated[float, BeforeValidator(_number(0, exclusive=False))]
-Duration = Annotated[float, BeforeValidator(_duration)]
-Text = Annotated[str, BeforeValidator(_text)]
-NamedValues = Annotated[dict[str, object], BeforeValidator(_named_values)]
-
-
-# --- sections --------------------------------------------------------------------------
-
-
-class Section(BaseModel):
-    """A mapping with known keys; a key without a value counts as not written."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    needs_value: ClassVar[frozenset[str]] = frozenset()
-    """Optional keys that may not stand there empty."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keys(cls, value: object) -> object:
-        if isinstance(value, Section):
-            return value
-        known = list(cls.model_fields)
-        if not isinstance(value, dict):
-            example = ", ".join(f"{key}: …" for key in known[:3])
-            raise wrong(f"must be a mapping, not {kind_of(value)}", f"Write `{{{example}}}`.")
-        kept: dict[str, object] = {}
-        for written, entry in value.items():
-            key = str(written).replace("-", "_")
-            if key not in known:
-                hint = did_you_mean(key, known) or f"Known keys here: {', '.join(known)}."
-                raise wrong("is an unknown key", hint, at=str(written))
-            if key in kept:
-                raise wrong("is written twice", "Delete one of the two.", at=str(written))
-            kept[key] = entry
-        return {
-            key: entry for key, entry in kept.items() if entry is not None or key in cls.needs_value
-        }
+Slo = Annotated[tuple[SloLimit, ...], BeforeValidator(_slo)]
+_Precision = Annotated[float, BeforeValidator(fields.share(0.0, 0.5, "`precision: 2%`"))]
+_Confidence = Annotated[float, BeforeValidator(fields.share(0.5, 0.999, "`confidence: 95%`"))]
 
 
 class ServerSection(Section):
     """`server:`"""
 
     model: Text
-    command: Annotated[tuple[str, ...], BeforeValidator(_command)] = ("vllm", "serve")
+    command: Annotated[tuple[str, ...], BeforeValidator(fields.command)] = ("vllm", "serve")
     args: NamedValues = Field(default_factory=dict)
     env: NamedValues = Field(default_factory=dict)
     startup_timeout: Duration = 15 * 60.0
-
-
-class LengthSection(Section):
-    """`input_tokens:` and `output_tokens:`; a plain number is a fixed length."""
-
-    mean: Positive
-    stdev: NotNegative = 0.0
-    min: Whole = 1
-    max: Whole | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fixed(cls, value: object) -> object:
-        if isinstance(value, dict):
-            return value
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise wrong(
-                f"must be a number of tokens or a mapping, not {kind_of(value)}",
-                "Write `512`, or `{mean: 512, stdev: 128, min: 16, max: 2048}`.",
-            )
-        return {"mean": _whole(1)(value)}
-
-    @model_validator(mode="after")
-    def _ordered(self) -> LengthSection:
-        if self.max is not None and self.max < self.min:
-            raise wrong(f"must be at least min ({self.min}), not {self.max}", at="max")
-        above = self.max is not None and self.mean > self.max
-        if above or self.mean < self.min:
-            raise wrong(f"must lie between min and max, not {self.mean}", at="mean")
-        return self
-
-
-MOST_REQUESTS = 1_000_000
-"""Prompts are kept in memory for a whole study; a million short ones take gigabytes."""
-
-MOST_IN_FLIGHT = 20_000
-"""Beyond this one client has no ports left on its own address."""
-
-
-class WorkloadSection(Section):
-    """`workload:`"""
-
-    kind: Annotated[WorkloadKind, BeforeValidator(_one_of(WorkloadKind))]
-    path: Text | None = None
-    input_tokens: LengthSection | None = None
-    output_tokens: LengthSection | None = None
-    requests: Annotated[int, BeforeValidator(_whole(1, MOST_REQUESTS))]
-    concurrency: Annotated[int, BeforeValidator(_whole(1, MOST_IN_FLIGHT))] | None = None
-    request_rate: Positive | None = None
-    burstiness: Positive | None = None
-    warmup: Annotated[int, BeforeValidator(_whole(0, MOST_REQUESTS))] | None = None
-    request_timeout: Duration = 10 * 60.0
-    seed: WholeOrZero = 0
-
-    @model_validator(mode="after")
-    def _one_source(self) -> WorkloadSection:
-        if self.kind is WorkloadKind.SHAREGPT:
-            if self.path is None:
-                raise wrong("of kind sharegpt needs a file", "Write `path: ./sharegpt.json`.")
-            if self.input_tokens is not None:
-                raise wrong(
-                    "is for kind synthetic; prompts of sharegpt come from the file",
-                    "Delete it.",
-                    at="input_tokens",
-                )
-            return self
-        if self.path is not None:
-            raise wrong("is for kind sharegpt only", "Delete it.", at="path")
-        for name in ("input_tokens", "output_tokens"):
-            if getattr(self, name) is None:
-                raise wrong(
-                    f"of kind synthetic needs `{name}`",
-                    f"Write `{name}: {{mean: 256, stdev: 64}}`.",
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _one_loop(self) -> WorkloadSection:
-        hint = "Write `concurrency: 32` (closed loop) or `request_rate: 4` (arrivals per second)."
-        if self.concurrency is None and self.request_rate is None:
-            raise wrong("needs concurrency or request_rate", hint)
-        if self.concurrency is not None and self.request_rate is not None:
-            raise wrong("has both concurrency and request_rate", f"Delete one. {hint}")
-        if self.burstiness is not None and self.request_rate is None:
-            raise wrong("only shapes a request_rate", "Delete it.", at="burstiness")
-        return self
+    hang_timeout: Duration = 120.0
 
 
 class ObjectiveSection(Section):
     """`objective:`"""
 
-    maximize: Annotated[Metric, BeforeValidator(_one_of(Metric))] = Metric.OUTPUT_THROUGHPUT
+    maximize: Annotated[Metric, BeforeValidator(fields.one_of(Metric))] = Metric.OUTPUT_THROUGHPUT
     preemption_weight: NotNegative = 1.0
+    slo: Slo | None = None
+
+
+class MeasureSection(Section):
+    """`measure:`"""
+
+    precision: _Precision = _MEASURE.precision
+    confidence: _Confidence = _MEASURE.confidence
+    stop_worse: Switch = _MEASURE.stop_worse
+    time: Duration | None = None
+
+    def spec(self) -> MeasureSpec:
+        """The same as a plain value."""
+        return MeasureSpec(self.precision, self.confidence, self.stop_worse, self.time)
 
 
 class BudgetSection(Section):
@@ -305,8 +118,8 @@ class BudgetSection(Section):
 class SearchSection(Section):
     """`search:`"""
 
-    sampler: Annotated[SamplerKind, BeforeValidator(_one_of(SamplerKind))] = SamplerKind.AUTO
-    seed: Annotated[int, BeforeValidator(_whole(0, 2**32 - 1))] = 0
+    sampler: Annotated[SamplerKind, BeforeValidator(fields.one_of(SamplerKind))] = SamplerKind.AUTO
+    seed: Annotated[int, BeforeValidator(fields.whole(0, 2**32 - 1))] = 0
 
 
 class SpaceFile(Section):
@@ -314,12 +127,38 @@ class SpaceFile(Section):
 
     needs_value: ClassVar[frozenset[str]] = frozenset({"budget", "search_space"})
 
-    study: Annotated[str, BeforeValidator(_study)] | None = None
+    study: Annotated[str, BeforeValidator(fields.study)] | None = None
     server: ServerSection
-    search_space: Annotated[dict[str, object], BeforeValidator(_searched)]
-    constraints: Annotated[list[object], BeforeValidator(_lines)] = Field(default_factory=list)
+    search_space: Annotated[dict[str, object], BeforeValidator(fields.searched)]
+    constraints: Annotated[list[object], BeforeValidator(fields.lines)] = Field(
+        default_factory=list
+    )
     reference: NamedValues = Field(default_factory=dict)
     workload: WorkloadSection
+    slo: Slo | None = None
     objective: ObjectiveSection = ObjectiveSection()
+    measure: MeasureSection = MeasureSection()
     budget: BudgetSection = BudgetSection(trials=30)
     search: SearchSection = SearchSection()
+
+    @property
+    def promised(self) -> tuple[SloLimit, ...]:
+        """The SLO, from either place."""
+        return self.slo or self.objective.slo or ()
+
+    @model_validator(mode="after")
+    def _slo_fits(self) -> SpaceFile:
+        metric = self.objective.maximize
+        if self.slo and self.objective.slo:
+            raise wrong("is written twice, here and in `objective`", "Delete one.", at="slo")
+        if metric in _NEEDS_SLO and not self.promised:
+            raise wrong(
+                f"of {metric} needs an SLO: what a request may take", _SLO_EXAMPLE, at="objective"
+            )
+        if metric is Metric.MAX_RATE and self.workload.has_levels:
+            raise wrong(
+                "has several levels, but max_rate looks for one itself",
+                "Write one `concurrency` or `request_rate`, where the search begins.",
+                at="workload",
+            )
+        return self

@@ -20,6 +20,8 @@ class ServerSpec:
         args: fixed flags by hyphenated name.
         env: fixed environment variables.
         startup_timeout_s: longest wait from launch to ready.
+        hang_timeout_s: a server that has requests and whose counters stand still for so long
+            hangs.
     """
 
     command: tuple[str, ...]
@@ -27,19 +29,56 @@ class ServerSpec:
     args: Mapping[str, JsonValue]
     env: Mapping[str, str]
     startup_timeout_s: float
+    hang_timeout_s: float = 120.0
+
+
+class LengthKind(StrEnum):
+    """How token lengths are distributed."""
+
+    NORMAL = "normal"
+    UNIFORM = "uniform"
+    LOGNORMAL = "lognormal"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBin:
+    """A part of a histogram: lengths from `low` to `high`, both included, equally likely."""
+
+    low: int
+    high: int
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
 class LengthSpec:
-    """Token lengths: a normal distribution, rounded, cut at `minimum` and `maximum`.
+    """Token lengths, rounded, cut at `minimum` and `maximum`.
 
-    `stdev` 0 is a fixed length.
+    Attributes:
+        mean, stdev: of the lengths themselves, also where they are lognormal; `stdev` 0 is a
+            fixed length. Of a uniform distribution `minimum` and `maximum` say all.
+        bins: of a histogram.
     """
 
     mean: float
     stdev: float = 0.0
     minimum: int = 1
     maximum: int | None = None
+    kind: LengthKind = LengthKind.NORMAL
+    bins: tuple[LengthBin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixSpec:
+    """Prompts that begin alike, as those of one system prompt do.
+
+    Attributes:
+        tokens: of the common beginning, part of the input tokens.
+        groups: how many different ones; each prompt has one of them, equally often.
+    """
+
+    tokens: int
+    groups: int = 1
 
 
 class WorkloadKind(StrEnum):
@@ -47,24 +86,53 @@ class WorkloadKind(StrEnum):
 
     SYNTHETIC = "synthetic"
     SHAREGPT = "sharegpt"
+    CUSTOM = "custom"
+    OPENAI_BATCH = "openai-batch"
+    AZURE = "azure"
+    BURSTGPT = "burstgpt"
+    MOONCAKE = "mooncake"
+    GUIDELLM = "guidellm"
+    TRACE = "trace"
+    """A file of any of these formats, told by its content."""
+    LIKE_SERVER = "like-server"
+    """Synthetic, with the lengths, rate and prefix hits of a server in production."""
+
+
+class ArrivalKind(StrEnum):
+    """When requests of an open loop are due."""
+
+    POISSON = "poisson"
+    """At random; more or less bursty by `burstiness`."""
+    CONSTANT = "constant"
+    RAMP = "ramp"
+    """At random, the rate rising evenly from `request_rate_per_s` to `ramp_to_per_s`."""
+    TRACE = "trace"
+    """As recorded, `speedup` times as fast."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
     """The load that every trial is measured under.
 
-    Exactly one of `concurrency` (closed loop: that many requests in flight) and
-    `request_rate_per_s` (open loop: arrivals at that mean rate, gamma-distributed gaps of
-    shape `burstiness`, 1 being Poisson) is set.
+    A closed loop has `concurrency` (that many requests in flight) and no
+    `request_rate_per_s`; an open loop has arrivals of kind `arrivals`, with a mean rate but for
+    those of a trace (gamma-distributed gaps of shape `burstiness`, 1 being Poisson).
 
     Attributes:
-        path: the file of kind `sharegpt`.
+        path: the file, of those kinds that have one.
         input_tokens: prompt lengths of kind `synthetic`.
-        output_tokens: output lengths; for `sharegpt` None means the recorded reply's length.
-        requests: how many requests are measured.
-        warmup_requests: how many are sent before, unmeasured.
+        output_tokens: output lengths; for a file None means the recorded ones.
+        requests: how many requests are measured at most.
+        warmup_requests: how many are sent before, unmeasured, at least.
         request_timeout_s: a request that takes longer counts as failed.
         seed: makes prompts, lengths and arrivals the same in every trial.
+        levels: the loads of one server life, one after another: concurrencies where
+            `concurrency` is set, else rates; empty where there is only the one.
+        input_scale, output_scale: what recorded lengths are multiplied with.
+        max_input_tokens, max_output_tokens: what longer ones are cut to, after scaling.
+        shared_prefix: of synthetic prompts.
+        turns: of a synthetic conversation: each is sent with all that was said before.
+        url: of the server that kind `like-server` asks.
     """
 
     kind: WorkloadKind
@@ -78,6 +146,17 @@ class WorkloadSpec:
     warmup_requests: int
     request_timeout_s: float
     seed: int
+    levels: tuple[float, ...] = ()
+    arrivals: ArrivalKind = ArrivalKind.POISSON
+    ramp_to_per_s: float | None = None
+    speedup: float = 1.0
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    shared_prefix: SharedPrefixSpec | None = None
+    turns: int = 1
+    url: str | None = None
 
 
 class Metric(StrEnum):
@@ -85,14 +164,62 @@ class Metric(StrEnum):
 
     OUTPUT_THROUGHPUT = "output_throughput"
     REQUEST_THROUGHPUT = "request_throughput"
+    TOTAL_THROUGHPUT = "total_throughput"
+    """Input and output tokens a second."""
+    GOODPUT = "goodput"
+    """Requests a second that meet the SLO."""
+    MAX_RATE = "max_rate"
+    """The highest load at which the SLO is met."""
+
+
+class SloMetric(StrEnum):
+    """Latencies that can be promised (definitions: `tuner.metrics.serving`)."""
+
+    TTFT = "ttft"
+    TPOT = "tpot"
+    ITL = "itl"
+    E2E = "e2e"
+
+
+@dataclass(frozen=True, slots=True)
+class SloLimit:
+    """One promise, such as `ttft_p99: 500ms`.
+
+    Goodput counts the requests that meet `limit_s` in every limit, whatever the percentile
+    (DistServe, OSDI 2024); a load meets the SLO if `percentile` percent of its requests do.
+    A request's ITL is its largest gap.
+    """
+
+    metric: SloMetric
+    limit_s: float
+    percentile: float = 99.0
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveSpec:
-    """What is maximised and how much a preemption costs (see `tuner.objective`)."""
+    """What is maximised, how much a preemption costs (see `tuner.objective`), what is promised."""
 
     maximize: Metric = Metric.OUTPUT_THROUGHPUT
     preemption_weight: float = 1.0
+    slo: tuple[SloLimit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureSpec:
+    """How long a configuration is measured, within the requests of the workload.
+
+    Attributes:
+        precision: the measurement ends once the score's interval is this narrow: half its
+            width as a share of the score; 0 sends every request.
+        confidence: of that interval.
+        stop_worse: end early where the configuration is clearly worse than the incumbent.
+        time_s: the longest that is measured; None leaves it to the requests.
+    """
+
+    precision: float = 0.02
+    confidence: float = 0.95
+    stop_worse: bool = True
+    time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,3 +285,4 @@ class StudySpec:
     search: SearchSpec
     path: Path
     text: str
+    measure: MeasureSpec = MeasureSpec()

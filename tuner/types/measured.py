@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -50,9 +51,21 @@ class RequestStatus(StrEnum):
     OK = "ok"
     REJECTED = "rejected"
     """Answered with a 4xx: the server will not serve it (too long for max-model-len)."""
-    FAILED = "failed"
-    """5xx, an error event in the stream, a broken connection, an empty answer."""
+    SERVER_ERROR = "server_error"
+    """5xx, an error event in the stream, an answer that makes no sense."""
+    DISCONNECTED = "disconnected"
+    """The connection was refused or broke, or the answer ended before its end."""
+    EMPTY = "empty"
+    """Answered in good order, without a token."""
+    WRONG_LENGTH = "wrong_length"
+    """Answered in good order, with another number of tokens than was asked for."""
     TIMEOUT = "timeout"
+    """Given up by the client."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the server should have served it and did not: neither OK nor REJECTED."""
+        return self not in (RequestStatus.OK, RequestStatus.REJECTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +75,10 @@ class RequestRecord:
     Attributes:
         index: position in the workload; the same request in every trial.
         prompt_tokens, output_tokens: from the server's `usage`.
-        token_times_s: arrival of each streamed chunk that carried a token, the first included.
+        token_times_s: arrival of each event of the stream that carried tokens, the first
+            included.
+        token_counts: how many tokens each of these carried; empty where it was one each.
+        intended_s: when it was due in an open loop; None where it was due when it was sent.
     """
 
     index: int
@@ -73,6 +89,8 @@ class RequestRecord:
     output_tokens: int = 0
     token_times_s: tuple[float, ...] = ()
     error: str = ""
+    token_counts: tuple[int, ...] = ()
+    intended_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +125,117 @@ class ServerCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class Interval:
+    """Where a figure lies with `confidence`, in its own unit."""
+
+    low: float
+    high: float
+    confidence: float = 0.95
+
+    @property
+    def half_width(self) -> float:
+        """Half its width as a share of its middle: 0.02 is ±2 %."""
+        middle = (self.low + self.high) / 2
+        return (self.high - self.low) / 2 / middle if middle > 0 else float("inf")
+
+
+class MeasureEnd(StrEnum):
+    """Why a measurement ended."""
+
+    COMPLETE = "complete"
+    """Every request of the workload was sent and has ended."""
+    PRECISE = "precise"
+    """The interval is narrow enough."""
+    WORSE = "worse"
+    """Clearly worse than the incumbent: the figures are an estimate."""
+    SATURATED = "saturated"
+    """Requests come faster than they are served, and the queue only grows."""
+    TIME = "time"
+    """The longest time to measure is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHealth:
+    """Whether the client kept up; it is no part of what is measured.
+
+    Attributes:
+        loop_lag_p99_s: how late its event loop ran what was due.
+        lateness_p99_s: how late requests were sent; 0 in a closed loop.
+        cpu_share: of the core that each of its processes has.
+        processes: that the load was spread over.
+    """
+
+    loop_lag_p99_s: float
+    lateness_p99_s: float
+    cpu_share: float
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLatencies:
+    """The server's own histograms over the window, as a check of the client's figures.
+
+    Percentiles are interpolated within buckets, which are coarse: compare the means. They are of
+    the whole load, ramp-up and ramp-down included.
+
+    Attributes:
+        client_ttft_mean_s, client_e2e_mean_s: what the client saw of the same requests, from
+            when they were sent.
+    """
+
+    ttft_s: Percentiles | None = None
+    tpot_s: Percentiles | None = None
+    e2e_s: Percentiles | None = None
+    client_ttft_mean_s: float | None = None
+    client_e2e_mean_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RateProbe:
+    """One load that was tried for `max_rate`.
+
+    Attributes:
+        attained: share of requests that met the SLO, by its scarcest limit.
+    """
+
+    load: float
+    attained: float
+    requests: int
+    met: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RateSearch:
+    """The highest load that meets the SLO, found within one server life.
+
+    Attributes:
+        load: requests a second, or a concurrency where the workload is a closed loop.
+        interval: the highest that surely met it and the lowest that surely did not.
+    """
+
+    load: float
+    interval: Interval
+    probes: tuple[RateProbe, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One configuration under the workload.
 
     Latencies are None where no request was served (TPOT and ITL: none of two tokens).
 
     Attributes:
-        window_s: first send to last end.
-        offered: requests of the workload; `served + rejected + failed == offered`.
+        window_s: what throughputs are taken over; without ramp-up and ramp-down where the
+            load was steady for long enough (`steady`), else first send to last end.
+        offered: requests that were sent; `served + rejected + failed == offered`.
+        statuses: how many requests ended how, by `RequestStatus` value.
+        goodput_per_s: requests a second that met the SLO; None without one.
+        interval: of the score; None where too little was seen for one, and of `max_rate`.
+        blocks: that the interval rests on.
+        energy_j: of the devices over the window; None without NVML.
+        rate: of `max_rate`.
+        levels: each load of the server life, where there are several; the figures above are
+            then those of the last.
     """
 
     window_s: float
@@ -133,3 +254,14 @@ class Measurement:
     memory: MemoryFacts
     device: DeviceUse
     first_error: str = ""
+    steady: bool = False
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    goodput_per_s: float | None = None
+    interval: Interval | None = None
+    blocks: int = 0
+    end: MeasureEnd = MeasureEnd.COMPLETE
+    client: ClientHealth | None = None
+    server: ServerLatencies | None = None
+    energy_j: float | None = None
+    rate: RateSearch | None = None
+    levels: tuple[Measurement, ...] = ()
