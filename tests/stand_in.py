@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -73,10 +74,11 @@ class StandIn:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end)
+        self._tmpdir = tempfile.TemporaryDirectory(prefix="s", dir="/tmp")  # short, for a socket
         listen = ["--host", "127.0.0.1", "--port", str(self.port)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", MODULE, "serve", model, *listen, *flags],
-            env={**os.environ, **FAST, **env},
+            env={**os.environ, "TMPDIR": self._tmpdir.name, **FAST, **env},
             stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -86,10 +88,22 @@ class StandIn:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Not the tracker: that ends by itself and removes what the others shared.
         for member in self.members():
-            os.kill(member, signal.SIGKILL)
+            if is_named(member, "tracker"):
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
         self.process.wait(20)
+        until(lambda: True if not self.members() else None)
+        for block in blocks_of(self._tmpdir.name):  # of a server that lost its tracker
+            block.unlink()
+        self._tmpdir.cleanup()
         self._output.close()
+
+    def blocks(self) -> list[Path]:
+        """Its shared memory."""
+        return blocks_of(self._tmpdir.name)
 
     def members(self) -> list[int]:
         """Its living processes, the engine's too when it has outlived the server's."""
@@ -105,7 +119,7 @@ class StandIn:
     @property
     def engine_pid(self) -> int:
         """The engine's process."""
-        return next(pid for pid in self.members() if pid != self.process.pid)
+        return next(pid for pid in self.members() if is_engine(pid))
 
     @property
     def log(self) -> str:
@@ -164,6 +178,28 @@ class StandIn:
         return float(values[0].rpartition(" ")[2])
 
 
+def is_engine(pid: int) -> bool:
+    """Whether it is the engine's process."""
+    return is_named(pid, "VLLM::EngineCor")
+
+
+def is_named(pid: int, name: str) -> bool:
+    """Whether a process of the stand-in has given itself this name; False if it is gone."""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).name().startswith(name)
+    return False
+
+
+def blocks_of(tmpdir: str) -> list[Path]:
+    """Shared memory of stand-ins whose folder of temporary files is, or lies in, `tmpdir`."""
+    found = []
+    for path in Path("/dev/shm").glob("psm_*"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes()[:4096].startswith(tmpdir.encode()):
+                found.append(path)
+    return found
+
+
 def events(text: str) -> Iterator[object]:
     """The events of a stream's text."""
     for line in text.split("\n\n"):
@@ -174,11 +210,23 @@ def events(text: str) -> Iterator[object]:
 
 def processes_in(folder: Path, *, but: Sequence[int] = ()) -> list[str]:
     """Processes that run in a folder, described; this one does not count."""
+    return _processes(lambda process: process.cwd() == str(folder.resolve()), but)
+
+
+def processes_of(folder: Path, tmpdir: str) -> list[str]:
+    """Processes that run in a folder, or whose folder of temporary files lies in `tmpdir`."""
+    cwd, below = str(folder.resolve()), f"{tmpdir}/"
+    return _processes(
+        lambda process: (
+            process.cwd() == cwd or process.environ().get("TMPDIR", "").startswith(below)
+        )
+    )
+
+
+def _processes(wanted: Callable[[psutil.Process], bool], but: Sequence[int] = ()) -> list[str]:
     found = []
     for process in psutil.process_iter():
-        try:
-            if process.pid not in (os.getpid(), *but) and process.cwd() == str(folder.resolve()):
+        with contextlib.suppress(psutil.Error):
+            if process.pid not in (os.getpid(), *but) and wanted(process):
                 found.append(f"{process.pid} {process.cmdline()}")
-        except psutil.Error:
-            continue
     return found

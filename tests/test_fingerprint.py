@@ -14,9 +14,12 @@ from tuner.types import (
     Constraint,
     FloatRange,
     IntRange,
+    MeasureSpec,
     ObjectiveSpec,
     SamplerKind,
     SearchSpec,
+    SloLimit,
+    SloMetric,
 )
 
 SPEC = study_spec()
@@ -37,6 +40,7 @@ def changed(spec, *, version="0.32.0", device=None):
         replace(SPEC, constraints=(Constraint("max-num-seqs < 99", 3),)),
         replace(SPEC, search_space=(IntRange("max-num-seqs", 8, 64, log=True), *KNOBS[1:])),
         replace(SPEC, server=replace(SPEC.server, startup_timeout_s=5.0)),
+        replace(SPEC, measure=MeasureSpec(precision=0.1, stop_worse=False, time_s=9.0)),
     ],
 )
 def test_differences_let_go_on_what_only_changes_the_search(spec):
@@ -73,10 +77,34 @@ def test_differences_let_go_on_what_only_changes_the_search(spec):
             "search_space.max-num-seqs: integers by ratio -> numbers by ratio",
         ),
         (replace(SPEC, reference={"max-num-seqs": 8}), "reference.max-num-seqs: (unset) -> 8"),
+        (
+            replace(SPEC, workload=replace(SPEC.workload, turns=3)),
+            "workload.turns: (unset) -> 3",
+        ),
+        (
+            replace(SPEC, workload=replace(SPEC.workload, levels=(4.0, 8.0))),
+            "workload.levels: (unset) -> [4.0, 8.0]",
+        ),
+        (
+            replace(SPEC, objective=ObjectiveSpec(slo=(SloLimit(SloMetric.TTFT, 0.5),))),
+            "objective.slo.ttft_p99: (unset) -> 0.5 s",
+        ),
     ],
 )
 def test_differences_name_what_makes_results_incomparable(spec, told):
     assert changed(spec) == [told]
+
+
+def test_fingerprint_of_what_older_studies_could_say_is_theirs():
+    facts = fingerprint(SPEC, vllm_version=None, device={})
+    assert facts["objective"] == {"maximize": "output_throughput", "preemption_weight": 1.0}
+    assert set(facts["workload"]) == {
+        "kind", "path", "input_tokens", "output_tokens", "requests", "concurrency",
+        "request_rate_per_s", "burstiness", "warmup_requests", "request_timeout_s", "seed",
+    }  # fmt: skip
+    assert facts["workload"]["input_tokens"] == {
+        "mean": 16, "stdev": 0.0, "minimum": 1, "maximum": None,
+    }  # fmt: skip
 
 
 def test_differences_name_another_vllm_and_device():

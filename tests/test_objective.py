@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import measurement
 
@@ -98,3 +100,16 @@ def test_judge_never_lets_a_failure_win(cause):
 def test_constraints_have_the_same_names_in_every_verdict():
     assert tuple(judge(measurement(), ObjectiveSpec()).constraints) == CONSTRAINTS
     assert tuple(refused()) == CONSTRAINTS
+
+
+def test_score_prices_preemptions_of_the_window_by_the_requests_of_the_window():
+    """20 preemptions to 30 requests in ten seconds; 100 were served with ramp-up and ramp-down."""
+    steady = replace(
+        measurement(throughput=800, preemptions=20, served=100, offered=100), steady=True
+    )
+    assert score(steady, ObjectiveSpec(preemption_weight=1.0)) == pytest.approx(800 / (1 + 20 / 30))
+
+
+def test_score_of_a_window_still_counts_every_request_that_was_not_served():
+    steady = replace(measurement(throughput=800, served=80, offered=100), steady=True)
+    assert score(steady, ObjectiveSpec(preemption_weight=1.0)) == pytest.approx(640)

@@ -7,7 +7,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.redact import redact_argv, redact_env, redact_text, redact_yaml
+from tuner import redact
+from tuner.redact import (
+    redact_argv,
+    redact_env,
+    redact_file,
+    redact_json,
+    redact_text,
+    redact_yaml,
+    remember_secrets,
+    secrets_of,
+)
 
 HF = "hf_" + "aB3" * 11 + "x"
 SK = "sk-" + "q1W_" * 8
@@ -128,3 +138,87 @@ def test_redact_yaml_masks_and_stays_yaml(document):
     before, after = yaml.safe_load(document), yaml.safe_load(masked)
     assert before.keys() == after.keys()
     assert "***" in str(after)
+
+
+@pytest.fixture
+def nothing_remembered(monkeypatch):
+    monkeypatch.setattr(redact, "_remembered", set())
+
+
+@pytest.mark.usefixtures("nothing_remembered")
+def test_remembered_secrets_are_masked_wherever_they_stand():
+    remember_secrets(
+        {"HF_TOKEN": "plain-words-1", "HTTPS_PROXY": "http://joe:pass-word-2@host:1"},
+        {"api-key": ["first-key-3", "second-key-4"], "max-num-seqs": 128},
+    )
+    text = "said plain-words-1, pass-word-2, first-key-3 and second-key-4 to joe at host:1"
+    assert redact_text(text) == "said ***, ***, *** and *** to joe at host:1"
+
+
+@pytest.mark.usefixtures("nothing_remembered")
+def test_remember_secrets_leaves_common_words_alone():
+    remember_secrets(
+        {
+            "HF_TOKEN_PATH": "/root/.cache/huggingface/token",
+            "AWS_SHARED_CREDENTIALS_FILE": "/root/.aws/credentials",
+            "X_TOKEN_KIND": "default",
+            "HF_TOKEN": "short",
+            "MAX_TOKENS": "4096",
+            "SOME_SECRET": "",
+        }
+    )
+    text = "default: 4096 tokens in /root/.cache/huggingface/token, short"
+    assert redact_text(text) == text
+
+
+def test_secrets_of_finds_those_in_lists_and_mappings():
+    settings = {"api-key": ["a1", "b2"], "config": {"password": "c3", "port": 1}, "seed": 4}
+    assert secrets_of(settings) == ["a1", "b2", "c3"]
+
+
+def test_redact_json_masks_every_text_and_keeps_the_rest():
+    value = {"line": f"bad token {HF}", "numbers": {"a": 1.5}, "rows": [HF, None, True]}
+    assert redact_json(value) == {
+        "line": "bad token ***",
+        "numbers": {"a": 1.5},
+        "rows": ["***", None, True],
+    }
+
+
+@pytest.mark.usefixtures("nothing_remembered")
+def test_redact_file_masks_lines_and_keeps_other_bytes(tmp_path):
+    remember_secrets({"MY_TOKEN": "quoted-bare-5"})
+    log = tmp_path / "server.log"
+    log.write_bytes(
+        b"\xff\xfe no text\r\nargs: {'api_key': ['one']}\n\x1b[31mgot quoted-bare-5\x1b[0m\n"
+        b"--hf-token two --port 1\nAuthorization: Bearer abcdefgh\nAvg throughput: 3 tokens/s\n"
+    )
+    assert redact_file(log)
+    assert log.read_bytes() == (
+        b"\xff\xfe no text\r\nargs: {'api_key': ***}\n\x1b[31mgot ***\x1b[0m\n"
+        b"--hf-token *** --port 1\nAuthorization: Bearer ***\nAvg throughput: 3 tokens/s\n"
+    )
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["server.log"]
+
+
+def test_redact_file_leaves_a_log_without_secrets_as_it_is(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("Avg prompt throughput: 12.0 tokens/s\n" * 3)
+    before = log.stat()
+    assert not redact_file(log)
+    assert log.stat().st_ino == before.st_ino
+    assert not redact_file(tmp_path / "none.log")
+
+
+@given(st.text())
+def test_redact_file_hint_misses_nothing_that_redact_text_masks(text):
+    for line in text.splitlines():
+        for sentence in (
+            line,
+            f"{line} hf_{'a' * 20}",
+            f"{line} token={line} x",
+            f"--api-key {line}",
+        ):
+            if redact_text(sentence) != sentence:
+                assert redact._suspicious(sentence.encode("utf-8", "surrogatepass"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,14 +13,10 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tuner.metrics import page as metrics_page
 from tuner.metrics import scrape
-from tuner.metrics.scrape import (
-    CounterReset,
-    MetricsWatcher,
-    ScrapeError,
-    counters,
-    parse,
-)
+from tuner.metrics.page import WANTED, counters, difference, parse
+from tuner.metrics.scrape import CounterReset, MetricsWatcher, ScrapeError, Stalled
 from tuner.types import ServerCounters
 
 
@@ -124,8 +121,8 @@ def test_counters_of_a_current_page() -> None:
     found = counters(
         parse(page_now(preemptions=10, tokens=100)),
         [
-            parse(page_now(kv=0.25, running=8, waiting=2)),
-            parse(page_now(kv=0.75, running=16, waiting=0)),
+            parse(page_now(preemptions=12, tokens=150, kv=0.25, running=8, waiting=2)),
+            parse(page_now(preemptions=30, tokens=250, kv=0.75, running=16, waiting=0)),
         ],
         parse(page_now(preemptions=35, tokens=300)),
     )
@@ -167,8 +164,8 @@ def test_counters_sum_engines_and_take_one_of_two_names() -> None:
 
 def test_parse_takes_the_value_of_each_engine() -> None:
     snapshot = parse(PAGE_0_10)
-    assert sorted(snapshot.series(scrape.PREEMPTIONS).values()) == [2.0, 3.0]
-    assert sum(snapshot.series(scrape.PREFIX_QUERIES).values()) == 200
+    assert sorted(snapshot.series(metrics_page.PREEMPTIONS).values()) == [2.0, 3.0]
+    assert sum(snapshot.series(metrics_page.PREFIX_QUERIES).values()) == 200
 
 
 def test_parse_leaves_out_what_only_begins_like_a_wanted_name() -> None:
@@ -219,6 +216,46 @@ def test_counters_of_another_process_are_a_reset() -> None:
         counters(parse(page_now(started=1.0)), (), parse(page_now(started=2.0)))
 
 
+def test_counters_notice_a_restart_that_was_made_up_for_before_the_end() -> None:
+    """The counter has come past where it was: the two ends alone look healthy."""
+    start, end = parse(page_now(tokens=100)), parse(page_now(tokens=300))
+    between = [parse(page_now(tokens=150)), parse(page_now(tokens=20))]
+    assert counters(start, between[:1], end).generation_tokens == 200
+    with pytest.raises(CounterReset, match=r"generation_tokens_total went from 150 back to 20"):
+        counters(start, between, end)
+
+
+def test_counters_notice_another_process_that_was_there_for_a_while() -> None:
+    ours, other = parse(page_now(started=1.0)), parse(page_now(started=2.0))
+    with pytest.raises(CounterReset, match="replaced"):
+        counters(ours, [ours, other, ours], ours)
+
+
+def test_progress_moves_with_everything_that_a_step_of_the_engine_moves() -> None:
+    page = page_now(preemptions=1, kv=0.5, running=3, waiting=2, tokens=7) + (
+        'vllm:iteration_tokens_total_count{engine="0"} 4.0\n'
+        'vllm:request_success_total{engine="0",finished_reason="stop"} 1.0\n'
+    )
+    still = parse(page).progress
+    for name in (
+        "vllm:num_preemptions_total",
+        "vllm:generation_tokens_total",
+        "vllm:prompt_tokens_total",
+        "vllm:iteration_tokens_total_count",
+        "vllm:request_success_total",
+        "vllm:kv_cache_usage_perc",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+    ):
+        moved = re.sub(rf"^({name}{{.*}}) (.*)$", r"\1 9\2", page, flags=re.MULTILINE)
+        assert moved != page
+        assert parse(moved).progress != still, name
+    for name in ("process_start_time_seconds", "vllm:prefix_cache_hits_total"):
+        other = re.sub(rf"^({name}.*) (.*)$", r"\1 9\2", page, flags=re.MULTILINE)
+        assert other != page
+        assert parse(other).progress == still, name
+
+
 def test_counters_without_preemptions_name_the_flag_that_hides_them() -> None:
     with pytest.raises(ScrapeError, match="--disable-log-stats"):
         counters(parse("python_info 1\n"), (), parse("python_info 1\n"))
@@ -245,7 +282,7 @@ def test_parse_does_not_mind_what_it_does_not_need() -> None:
     assert parse("<html>{{{\nvllm:other{ nonsense\n").metrics == {}
 
 
-wanted_names = st.sampled_from(sorted(scrape._WANTED))
+wanted_names = st.sampled_from(sorted(WANTED))
 
 
 hostile_lines = st.builds(
@@ -271,7 +308,7 @@ def test_difference_is_exact_over_engines(starts: list[int], gain: int) -> None:
             for engine, value in enumerate(starts)
         )
 
-    assert scrape.difference(parse(page(0)), parse(page(gain)), scrape.PREEMPTIONS) == gain * len(
+    assert difference(parse(page(0)), parse(page(gain)), metrics_page.PREEMPTIONS) == gain * len(
         starts
     )
 
@@ -286,12 +323,18 @@ class FakeServer:
         self.narrow = narrow
         self.page = page_now()
         self.status = 200
+        self.speaks = asyncio.Event()
+        self.speaks.set()
         self.asked: list[str] = []
         self.names: list[str] = []
 
     async def full(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
+        await self.speaks.wait()
         return web.Response(status=self.status, text=self.page)
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.Response()
 
     async def restricted(self, request: web.Request) -> web.Response:
         self.names = request.query.getall("name[]", [])
@@ -309,6 +352,7 @@ class FakeServer:
     async def running(self) -> AsyncIterator[str]:
         app = web.Application()
         app.router.add_get("/metrics", self.full)
+        app.router.add_get("/health", self.health)
         if self.narrow:
             app.router.add_get("/metrics/", self.restricted)
         async with TestServer(app) as server:
@@ -316,7 +360,7 @@ class FakeServer:
 
 
 @pytest.mark.parametrize("narrow", [True, False])
-async def test_watcher_measures_between_entering_and_finishing(
+async def test_watcher_measures_between_entering_and_asking(
     narrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrape, "FULL_PAGE_INTERVAL_S", 0.01)
@@ -326,7 +370,7 @@ async def test_watcher_measures_between_entering_and_finishing(
         fake.page = page_now(preemptions=5, tokens=20, kv=0.5, running=7, waiting=1)
         await fake.asked_again(3)
         fake.page = page_now(preemptions=8, tokens=40)
-        found = await watcher.finish()
+        found = await watcher.window()
     assert found.preemptions == 5
     assert found.generation_tokens == 30
     assert found.kv_cache_usage_peak == 0.5
@@ -338,8 +382,8 @@ async def test_watcher_measures_between_entering_and_finishing(
 async def test_watcher_asks_only_for_what_it_wants_where_it_can() -> None:
     fake = FakeServer(narrow=True)
     async with fake.running() as url, MetricsWatcher(url) as watcher:
-        await watcher.finish()
-    assert set(fake.names) == scrape._WANTED
+        await watcher.window()
+    assert set(fake.names) == WANTED
     assert set(fake.asked) == {"/metrics/"}
 
 
@@ -356,7 +400,7 @@ async def test_watcher_takes_the_full_page_where_the_narrow_one_lacks_preemption
         url = str(server.make_url("")).rstrip("/")
         async with MetricsWatcher(url) as watcher:
             fake.page = page_now(preemptions=2)
-            assert (await watcher.finish()).preemptions == 2
+            assert (await watcher.window()).preemptions == 2
 
 
 async def test_watcher_skips_a_sample_that_fails() -> None:
@@ -369,7 +413,7 @@ async def test_watcher_skips_a_sample_that_fails() -> None:
         fake.status, fake.page = 200, "vllm:num_preemptions_total nonsense\n"
         await fake.asked_again(3)
         fake.page = page_now(preemptions=1)
-        found = await watcher.finish()
+        found = await watcher.window()
     assert found.preemptions == 1
     assert found.kv_cache_usage_peak == 0.5
 
@@ -379,7 +423,7 @@ async def test_watcher_of_a_server_that_cannot_be_read_at_the_end_is_an_error() 
     async with fake.running() as url, MetricsWatcher(url) as watcher:
         fake.status = 503
         with pytest.raises(ScrapeError, match="HTTP 503"):
-            await watcher.finish()
+            await watcher.window()
 
 
 async def test_watcher_tells_a_reset_from_a_page_it_cannot_read() -> None:
@@ -388,7 +432,7 @@ async def test_watcher_tells_a_reset_from_a_page_it_cannot_read() -> None:
     async with fake.running() as url, MetricsWatcher(url) as watcher:
         fake.page = page_now(preemptions=0)
         with pytest.raises(CounterReset):
-            await watcher.finish()
+            await watcher.window()
 
 
 async def test_watcher_refuses_a_server_without_preemptions() -> None:
@@ -435,3 +479,150 @@ async def test_watcher_reads_the_full_page_less_often() -> None:
     async with fake.running() as url, MetricsWatcher(url, interval_s=0.001):
         await asyncio.sleep(0.6)
     assert len(fake.asked) <= 5
+
+
+# --- a server that is not worth a load any more -----------------------------------------
+
+
+async def forever() -> None:
+    await asyncio.sleep(3600)
+
+
+async def test_guard_gives_what_the_load_gives() -> None:
+    async def load() -> int:
+        return 7
+
+    fake = FakeServer(narrow=True)
+    async with fake.running() as url, MetricsWatcher(url) as watcher:
+        assert await watcher.guard(load()) == 7
+
+
+async def test_guard_passes_on_what_the_load_raises() -> None:
+    async def load() -> None:
+        raise LookupError("no such prompt")
+
+    fake = FakeServer(narrow=True)
+    async with fake.running() as url, MetricsWatcher(url) as watcher:
+        with pytest.raises(LookupError, match="no such prompt"):
+            await watcher.guard(load())
+
+
+async def test_guard_ends_the_load_when_the_server_was_restarted() -> None:
+    fake, ended = FakeServer(narrow=True), asyncio.Event()
+    fake.page = page_now(tokens=100)
+
+    async def load() -> None:
+        try:
+            await forever()
+        finally:
+            ended.set()
+
+    async with fake.running() as url, MetricsWatcher(url, interval_s=0.01) as watcher:
+        loading = asyncio.create_task(watcher.guard(load()))
+        await fake.asked_again(2)
+        fake.page = page_now(tokens=3)
+        with pytest.raises(CounterReset, match="from 100 back to 3"):
+            await asyncio.wait_for(loading, 10)
+        assert ended.is_set()
+        with pytest.raises(CounterReset):  # also for who did not guard
+            await watcher.window()
+
+
+async def test_guard_ends_the_load_when_another_process_answers() -> None:
+    fake = FakeServer(narrow=True)
+    async with fake.running() as url, MetricsWatcher(url, interval_s=0.01) as watcher:
+        fake.page = page_now(started=1.8e9, tokens=500)
+        with pytest.raises(CounterReset, match="replaced"):
+            await asyncio.wait_for(watcher.guard(forever()), 10)
+
+
+async def test_guard_that_is_cancelled_ends_the_load() -> None:
+    fake, ended = FakeServer(narrow=True), asyncio.Event()
+
+    async def load() -> None:
+        try:
+            await forever()
+        finally:
+            ended.set()
+
+    async with fake.running() as url, MetricsWatcher(url) as watcher:
+        loading = asyncio.create_task(watcher.guard(load()))
+        await asyncio.sleep(0.05)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+async def test_guard_ends_a_load_that_hangs(narrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "FULL_PAGE_INTERVAL_S", 0.01)
+    fake = FakeServer(narrow)
+    fake.page = page_now(tokens=100, running=2, waiting=5)
+    async with (
+        fake.running() as url,
+        MetricsWatcher(url, 0.01, hang_after_s=0.6, in_flight=lambda: 7) as watcher,
+    ):
+        with pytest.raises(Stalled) as stalled:
+            await asyncio.wait_for(watcher.guard(forever()), 10)
+    assert stalled.value.standstill.lasted_s >= 0.6
+    assert str(stalled.value) == (
+        "no token for 1 s while 2 requests run and 5 wait; /health still answers 200"
+    )
+
+
+async def test_guard_ends_a_load_on_a_server_that_does_not_answer_any_more() -> None:
+    fake = FakeServer(narrow=True)
+    async with (
+        fake.running() as url,
+        MetricsWatcher(url, 0.01, hang_after_s=2.0, in_flight=lambda: 7) as watcher,
+    ):
+        fake.speaks.clear()
+        with pytest.raises(Stalled, match=r"no answer from /metrics for [23] s with 7 requests"):
+            await asyncio.wait_for(watcher.guard(forever()), 20)
+        fake.speaks.set()
+
+
+async def test_guard_does_not_mind_a_server_without_requests() -> None:
+    fake = FakeServer(narrow=True)
+    fake.page = page_now(tokens=100, running=3)
+    async with (
+        fake.running() as url,
+        MetricsWatcher(url, 0.01, hang_after_s=0.3) as watcher,
+    ):
+        await watcher.guard(asyncio.sleep(1.0))
+        assert watcher.standstill.lasted_s == 0
+        await watcher.window()
+
+
+async def test_window_takes_a_load_that_ended_while_nothing_moved() -> None:
+    fake = FakeServer(narrow=True)
+    async with (
+        fake.running() as url,
+        MetricsWatcher(url, 0.01, hang_after_s=0.3, in_flight=lambda: 1) as watcher,
+    ):
+        await asyncio.sleep(1.0)
+        assert (await watcher.window()).preemptions == 0
+
+
+async def test_begin_leaves_out_what_was_before() -> None:
+    fake = FakeServer(narrow=True)
+    fake.page = page_now(preemptions=1, kv=1.0)
+    async with fake.running() as url, MetricsWatcher(url, interval_s=0.01) as watcher:
+        await fake.asked_again(2)
+        fake.page = page_now(preemptions=5, kv=0.25)
+        await watcher.begin()
+        fake.page = page_now(preemptions=7, kv=0.5)
+        await fake.asked_again(2)
+        found = await watcher.window()
+    assert found.preemptions == 2
+    assert found.kv_cache_usage_peak == 0.5
+
+
+async def test_begin_after_a_restart_is_an_error() -> None:
+    fake = FakeServer(narrow=True)
+    fake.page = page_now(preemptions=5)
+    async with fake.running() as url, MetricsWatcher(url, interval_s=60) as watcher:
+        fake.page = page_now(preemptions=0)
+        with pytest.raises(CounterReset):
+            await watcher.begin()

@@ -8,11 +8,23 @@ import pytest
 
 from tuner import spec
 from tuner.space import Space
-from tuner.types import ENV_PREFIX, Choice, FloatRange, IntRange, Knob, StudySpec
+from tuner.types import (
+    ENV_PREFIX,
+    Choice,
+    FloatRange,
+    IntRange,
+    Knob,
+    LengthKind,
+    Metric,
+    SloLimit,
+    SloMetric,
+    StudySpec,
+)
 
 FOLDER = Path(__file__).parent.parent / "search_spaces"
 
 EXAMPLES = [
+    "chat_slo",
     "cpu_tiny",
     "large_model_cpu_offload",
     "memory_constrained_gpu",
@@ -134,3 +146,13 @@ def test_memory_constrained_gpu_stays_below_its_share() -> None:
     assert isinstance(batched, IntRange)
     assert batched.low == 2048
     assert knob(study, "kv-cache-dtype") == Choice("kv-cache-dtype", ("auto", "fp8"))
+
+
+def test_chat_slo_is_an_open_loop_under_promises() -> None:
+    study = load("chat_slo")
+    assert study.objective.maximize is Metric.GOODPUT
+    assert study.objective.slo == (SloLimit(SloMetric.TTFT, 1.0), SloLimit(SloMetric.TPOT, 0.06))
+    assert study.workload.concurrency is None
+    assert study.workload.input_tokens is not None
+    assert study.workload.input_tokens.kind is LengthKind.LOGNORMAL
+    assert study.measure.precision == 0.03

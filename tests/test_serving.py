@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.metrics.serving import percentiles, summarise
+from tuner.metrics.serving import Span, percentiles, summarise
 from tuner.types import Percentiles, RequestRecord, RequestStatus
 
 
@@ -71,7 +71,7 @@ def test_summarise_takes_no_output_from_requests_that_were_not_served() -> None:
     figures = summarise(
         [
             ok(0, 0.0, [1.0, 1.5], 2),
-            bad(RequestStatus.FAILED, 0.0, 8.0, "later"),
+            bad(RequestStatus.SERVER_ERROR, 0.0, 8.0, "later"),
             bad(RequestStatus.REJECTED, 0.0, 3.0, "too long"),
             bad(RequestStatus.TIMEOUT, 0.0, 10.0, "timeout"),
         ]
@@ -86,7 +86,7 @@ def test_summarise_takes_no_output_from_requests_that_were_not_served() -> None:
 
 
 def test_summarise_has_no_latencies_when_nothing_was_served() -> None:
-    figures = summarise([bad(RequestStatus.FAILED, 0.0, 2.0, "HTTP 500")])
+    figures = summarise([bad(RequestStatus.SERVER_ERROR, 0.0, 2.0, "HTTP 500")])
     assert (figures.served, figures.failed) == (0, 1)
     assert figures.output_throughput_tokens_per_s == 0.0
     assert figures.ttft_s is figures.tpot_s is figures.itl_s is figures.e2e_s is None
@@ -156,3 +156,25 @@ def test_summarise_agrees_with_numpy_on_any_load(load: list[RequestRecord]) -> N
             continue
         assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
         assert found.p99 == pytest.approx(np.percentile(values, 99), abs=1e-9)
+
+
+# --- over a window ------------------------------------------------------------------------
+
+
+def test_window_counts_what_comes_after_its_start_and_up_to_its_end() -> None:
+    """It begins and ends with an answer: of four answers in a row, three came in three seconds."""
+    answers = [ok(n, n, [n + 0.25, n + 0.5], 2) for n in range(4)]  # they end at 1, 2, 3, 4
+    figures = summarise(answers, Span(1.0, 4.0))
+    assert figures.steady
+    assert figures.window_s == 3.0
+    assert figures.request_throughput_per_s == pytest.approx(1.0)
+    assert figures.output_throughput_tokens_per_s == pytest.approx(2.0)
+    assert figures.input_throughput_tokens_per_s == pytest.approx(10.0)
+    assert (figures.offered, figures.served) == (4, 4)
+
+
+def test_latencies_are_of_the_requests_that_were_due_in_the_window() -> None:
+    answers = [ok(n, n, [n + 0.1 * (n + 1)], 1) for n in range(4)]
+    figures = summarise(answers, Span(1.0, 2.5))
+    assert figures.ttft_s is not None
+    assert figures.ttft_s.mean == pytest.approx(0.25)  # 0.2 and 0.3

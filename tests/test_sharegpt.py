@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import InputError
-from tuner.load.sharegpt import Exchange, estimated_tokens, load
+from tuner.load.traces import reading
+from tuner.load.traces.trace import TraceFormat
 
 
 def write(tmp_path: Path, content: Any) -> Path:
@@ -21,6 +22,12 @@ def write(tmp_path: Path, content: Any) -> Path:
     else:
         path.write_text(json.dumps(content))
     return path
+
+
+def load(path: Path) -> tuple[list[tuple[str | None, str | None]], int]:
+    """Questions with their replies, and how many rows have none."""
+    found = reading.load(path, TraceFormat.SHAREGPT)
+    return [(row.prompt, row.reply) for row in found.requests], found.refused.total
 
 
 def turns(*pairs: tuple[str, Any]) -> dict[str, Any]:
@@ -44,9 +51,7 @@ def messages(*pairs: tuple[str, Any]) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_load_takes_the_first_question_that_a_reply_follows(tmp_path: Path, row: Any) -> None:
-    found = load(write(tmp_path, [row]))
-    assert found.exchanges == (Exchange("Why?", "So."),)
-    assert found.skipped == 0
+    assert load(write(tmp_path, [row])) == ([("Why?", "So.")], 0)
 
 
 @pytest.mark.parametrize(
@@ -73,37 +78,28 @@ def test_load_takes_the_first_question_that_a_reply_follows(tmp_path: Path, row:
 )
 def test_load_skips_and_counts_rows_it_cannot_use(tmp_path: Path, row: Any) -> None:
     found = load(write(tmp_path, [row, turns(("human", "Q"), ("gpt", "A"))]))
-    assert found.exchanges == (Exchange("Q", "A"),)
-    assert found.skipped == 1
+    assert found == ([("Q", "A")], 1)
 
 
-def test_load_drops_repeated_prompts(tmp_path: Path) -> None:
-    found = load(
-        write(
-            tmp_path,
-            [
-                turns(("human", "Q"), ("gpt", "first")),
-                turns(("human", "Q"), ("gpt", "second")),
-                turns(("human", "R"), ("gpt", "third")),
-            ],
-        )
-    )
-    assert found.exchanges == (Exchange("Q", "first"), Exchange("R", "third"))
-    assert found.skipped == 1
+def test_load_reads_one_row_a_line_too(tmp_path: Path) -> None:
+    rows = [turns(("human", "Q"), ("gpt", "A")), messages(("user", "R"), ("assistant", "B"))]
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    assert load(write(tmp_path, content)) == ([("Q", "A"), ("R", "B")], 0)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not one JSON document"),
-        (b"{", "is not one JSON document"),
-        (b"\xff\xfe\x00", "is not one JSON document"),
-        (b'{"a": 1}\n{"a": 2}\n', "is not one JSON document"),
+        (b"", "is empty"),
+        (b"{", "none of its 1 rows"),
+        (b"\xff\xfe\x00", "is UTF-16"),
+        (b'{"a": 1}\n{"a": 2}\n', "none of its 2 rows"),
+        (b'[{"a": 1}', "is not one JSON document"),
         (b'[{"a": ' + b"9" * 5000 + b"}]", "is not one JSON document"),
         (b"[" * 200_000, "nested too deeply"),
-        (b'{"conversations": []}', "is not a JSON list"),
-        (b"null", "is not a JSON list"),
-        (b"[]", "none of its 0 rows"),
+        (b'{"conversations": []}', "none of its 1 rows"),
+        (b"null", "none of its 1 rows"),
+        (b"[]", "has no rows"),
         (b"[1, 2, {}]", "none of its 3 rows"),
     ],
 )
@@ -143,9 +139,5 @@ def test_load_of_any_json_gives_exchanges_or_an_input_error(tmp_path: Path, valu
         found = load(write(tmp_path, value))
     except InputError:
         return
-    assert len(found.exchanges) + found.skipped == len(value)
-
-
-def test_estimated_tokens_are_four_characters_each_and_never_none() -> None:
-    assert estimated_tokens("x" * 40) == 10
-    assert estimated_tokens("x") == 1
+    rows = value if isinstance(value, list) else [value]  # else it is one JSON line
+    assert len(found[0]) + found[1] == len(rows)

@@ -24,6 +24,7 @@ from tuner.types import (
     Measurement,
     Outcome,
     RequestStatus,
+    SharedPrefixSpec,
     Stage,
     WorkloadSpec,
 )
@@ -51,6 +52,11 @@ def outcome(
         launch=launch,
         noise=noise,
     )
+
+
+def hit_share(found: Measurement) -> float:
+    counters = found.counters
+    return counters.prefix_cache_hits_tokens / counters.prefix_cache_queries_tokens
 
 
 def measured(*args, **more) -> Measurement:
@@ -268,3 +274,15 @@ def test_more_bandwidth_and_compute_never_mean_less_throughput(kv, seqs, tokens,
     # Another speed may schedule a little differently; it never costs more than that.
     assert fast.output_throughput_tokens_per_s > 0.97 * slow.output_throughput_tokens_per_s
     assert slow.served == fast.served == 24
+
+
+FITTING = {**TINY, "kv_cache_memory_bytes": 16 * 2**20}
+
+
+def test_evaluate_virtually_sees_prompts_that_begin_alike() -> None:
+    plain = load()
+    shared = replace(plain, shared_prefix=SharedPrefixSpec(64), input_tokens=LengthSpec(96))
+    turns = replace(plain, turns=3, input_tokens=LengthSpec(40))
+    assert hit_share(measured(plain, **FITTING)) == 0.0
+    assert 0.4 < hit_share(measured(shared, **FITTING)) < 0.7
+    assert hit_share(measured(turns, **FITTING)) > 0.1

@@ -171,6 +171,14 @@ def test_parse_reads_an_open_loop() -> None:
     assert study.workload.concurrency is None
 
 
+def test_parse_takes_the_time_after_which_silence_under_load_is_a_hang() -> None:
+    assert parse(GOOD).server.hang_timeout_s == 120.0
+    given = GOOD.replace("startup_timeout: 20m", "startup_timeout: 20m\n  hang_timeout: 5m")
+    assert parse(given).server.hang_timeout_s == 300.0
+    empty = GOOD.replace("startup_timeout: 20m", "startup_timeout: 20m\n  hang_timeout:")
+    assert parse(empty).server.hang_timeout_s == 120.0
+
+
 def test_parse_takes_hyphens_and_underscores_as_the_same() -> None:
     hyphens = parse(GOOD.replace("startup_timeout", "startup-timeout"))
     assert hyphens.server.startup_timeout_s == 1200.0
@@ -400,6 +408,7 @@ BAD = {
         1,
         "15m",
     ),
+    "hang of nothing": (SMALL.replace("{model: m", "{model: m, hang_timeout: 0"), 1, "15m"),
     "startup of nothing": (SMALL.replace("{model: m", "{model: m, startup_timeout: 0s"), 1, "15m"),
     "args is a list": (SMALL.replace("{model: m", "{model: m, args: [a]"), 1, "`server.args`"),
     "args with a bad name": (with_space("a: [1]", args="{max num seqs: 4}"), 1, "flag"),

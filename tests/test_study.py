@@ -70,7 +70,7 @@ class Making:
     def command_line(self, config):
         return ["vllm", "serve"]
 
-    async def evaluate(self, config, trial_dir, observer):
+    async def evaluate(self, config, trial_dir, observer, incumbent=None):
         assert trial_dir.is_dir()
         self.launched.append(config)
         result = self.outcome(config, len(self.launched))
@@ -88,13 +88,25 @@ class Rig:
         self.evaluator = Making(outcome)
         self.launched = self.evaluator.launched
         self.check = check or Answering()
+        self.paused = []
 
     def again(self, outcome, *, spec=None):
         return Rig(None, outcome, spec=spec or self.spec, store=self.store)
 
     def run(self):
-        loop = StudyLoop(self.spec, self.store, self.evaluator, self.check, self.listener)
+        loop = StudyLoop(
+            self.spec,
+            self.store,
+            self.evaluator,
+            self.check,
+            self.listener,
+            pause=self._pause,
+        )
         return asyncio.run(loop.run())
+
+    async def _pause(self, seconds):
+        self.paused.append(seconds)
+        await asyncio.sleep(0)
 
     def read(self):
         return self.store.read(lambda *_: self.spec)
@@ -167,14 +179,14 @@ def test_run_tries_a_taken_port_once_more(in_tmp):
     rig = Rig(in_tmp, lambda config, launch: PORT if launch == 2 else by_seqs(config, 1))
     assert rig.run() is Ending.TRIALS
     assert rig.launched[1] == rig.launched[2]
-    assert any("once more" in notice for notice in rig.listener.notices)
+    assert any("started again" in notice for notice in rig.listener.notices)
 
 
 def test_run_gives_up_where_the_port_stays_taken(in_tmp):
     rig = Rig(in_tmp, lambda config, launch: PORT)
     with pytest.raises(EnvironmentProblem, match="Address already in use"):
         rig.run()
-    assert len(rig.launched) == 2
+    assert len(rig.launched) == 3
 
 
 def test_run_never_launches_what_vllm_refuses(in_tmp):

@@ -16,12 +16,14 @@ import typer
 from typer.core import TyperGroup
 
 from tuner.errors import EnvironmentProblem, ExitCode, InputError, Interrupted, TunerError
+from tuner.load.traces.trace import TraceFormat
+from tuner.redact import redact_text
 from tuner.types import SamplerKind
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tuner.records import StudyRecord
+    from tuner.records import StudyRecord, TrialRecord
     from tuner.report.console import ConsoleListener
     from tuner.types import JsonValue
 
@@ -61,9 +63,9 @@ class _Commands(TyperGroup):
 
 
 def _fail(error: TunerError) -> NoReturn:
-    print(f"error: {_readable(error.message)}", file=sys.stderr)
+    print(f"error: {_readable(redact_text(error.message))}", file=sys.stderr)
     if error.hint:
-        print(f"  {_readable(error.hint)}", file=sys.stderr)
+        print(f"  {_readable(redact_text(error.hint))}", file=sys.stderr)
     sys.exit(error.exit_code)
 
 
@@ -165,6 +167,9 @@ def show(
     study: Study,
     trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, help="Its number.")],
     name: InUrl = None,
+    requests: Annotated[
+        bool, typer.Option("--requests", help="Each of its requests instead, as it was measured.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show one trial: parameters, command line, measurement, memory facts, its log."""
@@ -178,10 +183,25 @@ def show(
             f"the study {record.name!r} has no trial {trial}",
             f"`tuner status {study}` lists them",
         )
-    if as_json:
+    if requests:
+        _show_requests(found, as_json)
+    elif as_json:
         _print_json(trial_document(found))
     else:
         print_trial(_console(), found)
+
+
+def _show_requests(trial: TrialRecord, as_json: bool) -> None:
+    from tuner.measuring.kept import read_requests
+    from tuner.report.requests import print_requests, requests_document
+
+    if trial.directory is None:
+        raise InputError(f"trial {trial.number} has no folder, and so no requests")
+    requests = read_requests(trial.directory)
+    if as_json:
+        _print_json(requests_document(requests))
+    else:
+        print_requests(_console(), requests)
 
 
 @app.command()
@@ -210,6 +230,28 @@ def export(
 
 
 @app.command()
+def diagnose(
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="A vLLM log (.gz too), or - for standard input.")
+    ],
+    exit_code: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Of the server; it counts where the log says nothing."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell from any vLLM log why the server failed, and what to change."""
+    from tuner.commands.diagnose import diagnose_log
+    from tuner.report.diagnosis import diagnosis_document, print_diagnosis
+
+    diagnosis = diagnose_log(log, exit_code)
+    if as_json:
+        _print_json(diagnosis_document(diagnosis))
+    else:
+        print_diagnosis(_console(), diagnosis)
+
+
+@app.command()
 def simulate(
     space: Space,
     trials: Annotated[
@@ -232,6 +274,31 @@ def simulate(
 
 
 @app.command()
+def workload(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Recorded requests: CSV, JSON or JSON lines.")
+    ],
+    form: Annotated[
+        TraceFormat | None, typer.Option("--format", help="Instead of what the content shows.")
+    ] = None,
+    max_model_len: Annotated[
+        list[int] | None,
+        typer.Option(min=1, metavar="N", help="Count requests that are longer; repeatable."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a file of recorded traffic contains, and what of it cannot be used."""
+    from tuner.commands.workload import describe_file
+    from tuner.report.workload import print_workload, workload_document
+
+    summary = describe_file(file, form, max_model_len)
+    if as_json:
+        _print_json(workload_document(summary))
+    else:
+        print_workload(_console(), summary)
+
+
+@app.command()
 def version() -> None:
     """Show the versions of the tuner and of what it stands on."""
     from tuner.commands.version import all_versions
@@ -250,7 +317,11 @@ def _read(study: str, name: str | None) -> StudyRecord:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console()
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # it would end the program with 1; see `_Commands`
+
+    return Piped()
 
 
 def _listener() -> ConsoleListener:

@@ -2,22 +2,52 @@
 
 Budget, sampler, seed, the time-out of a start, constraints and the bounds of numeric ranges
 may change between two runs of a study: they decide what is tried next, not what a result
-means. Everything else would mix results that cannot be compared.
+means; and how long is measured decides how sure one is of it. Everything else would mix results
+that cannot be compared.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from tuner.redact import redact_env, redact_settings
-from tuner.types import Choice, FloatRange, IntRange, JsonValue, Knob, StudySpec, WorkloadSpec
+from tuner.types import (
+    Choice,
+    FloatRange,
+    IntRange,
+    JsonValue,
+    Knob,
+    LengthSpec,
+    ObjectiveSpec,
+    StudySpec,
+    WorkloadSpec,
+)
 
 _HASHED_MODEL_FILES = 64 * 1024
 """Of each file of a model folder, its size and this many leading bytes count."""
+
+
+# Fields that older studies do not know of.
+_NEW_IN_WORKLOAD = frozenset(
+    {
+        "levels",
+        "arrivals",
+        "ramp_to_per_s",
+        "speedup",
+        "input_scale",
+        "output_scale",
+        "max_input_tokens",
+        "max_output_tokens",
+        "shared_prefix",
+        "turns",
+        "url",
+    }
+)
+_NEW_IN_LENGTHS = frozenset({"kind", "bins"})
 
 
 def fingerprint(
@@ -33,7 +63,7 @@ def fingerprint(
         "search_space": {knob.name: _shape(knob) for knob in spec.search_space},
         "reference": redact_settings(spec.reference),
         "workload": _workload(spec.workload),
-        "objective": asdict(spec.objective),
+        "objective": _objective(spec.objective),
         "vLLM version": vllm_version,
         "device": dict(device),
     }
@@ -80,9 +110,35 @@ def _shape(knob: Knob) -> JsonValue:
 
 
 def _workload(workload: WorkloadSpec) -> dict[str, JsonValue]:
-    facts: dict[str, JsonValue] = json.loads(json.dumps(asdict(workload), default=str))
+    facts = _facts(workload, _NEW_IN_WORKLOAD)
+    for name in ("input_tokens", "output_tokens"):
+        lengths: LengthSpec | None = getattr(workload, name)
+        if lengths is not None:
+            facts[name] = _facts(lengths, _NEW_IN_LENGTHS)
     if workload.path is not None and (digest := _file_digest(workload.path)) is not None:
         facts["path"] = digest  # the same file under another name is the same workload
+    return facts
+
+
+def _objective(objective: ObjectiveSpec) -> dict[str, JsonValue]:
+    """The SLO limit by limit, so that a difference names the one that changed."""
+    facts = _facts(objective, frozenset())
+    del facts["slo"]
+    limits = {
+        f"slo.{limit.metric}_p{limit.percentile:g}": f"{limit.limit_s:g} s"
+        for limit in objective.slo
+    }
+    return {**facts, **limits}
+
+
+def _facts(
+    spec: WorkloadSpec | LengthSpec | ObjectiveSpec, new: Collection[str]
+) -> dict[str, JsonValue]:
+    """All fields; the `new` ones only where they are not what they always were."""
+    facts: dict[str, JsonValue] = json.loads(json.dumps(asdict(spec), default=str))
+    for field in fields(spec):
+        if field.name in new and getattr(spec, field.name) == field.default:
+            del facts[field.name]
     return facts
 
 

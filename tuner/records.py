@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from tuner.types import EngineConfig, Failure, JsonValue, Measurement, Outcome, StudySpec
+from tuner.types import (
+    EngineConfig,
+    Failure,
+    FailureCause,
+    JsonValue,
+    Measurement,
+    Outcome,
+    Stage,
+    StudySpec,
+)
 
 
 class TrialState(StrEnum):
@@ -34,6 +43,23 @@ class TrialState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """A start that failed and was followed by another one of the same configuration.
+
+    Attributes:
+        line: the decisive line.
+        then: what was done, such as "started again after 5 s".
+        trial: in whose folder the log is; not the trial's own where that was interrupted.
+    """
+
+    cause: FailureCause
+    stage: Stage
+    line: str
+    then: str
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrialRecord:
     """One trial as the study database holds it.
 
@@ -42,6 +68,7 @@ class TrialRecord:
         effective: what vLLM makes of the configuration, where it was asked.
         score: None until finished; 0 for a failure.
         directory: where its logs are.
+        attempts: the failed starts before the one that `outcome` tells of, in order.
     """
 
     number: int
@@ -56,6 +83,7 @@ class TrialRecord:
     effective: Mapping[str, JsonValue] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     duration_s: float | None = None
+    attempts: tuple[Attempt, ...] = ()
 
     @property
     def measurement(self) -> Measurement | None:

@@ -2,12 +2,15 @@
 
 A value is a secret when its name says so (`HF_TOKEN`, `--api-key`, `"password": ...`) or when
 it looks like one (`hf_...`, `sk-...`, credentials in a URL, a bearer token). It becomes `***`.
+What `remember_secrets` was told is masked wherever it stands, whatever it looks like.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from tuner.types import ENV_PREFIX, JsonValue
 
@@ -32,10 +35,11 @@ _LITERALS = re.compile(
     r"|\bAKIA[0-9A-Z]{16}\b"
 )
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}")
-_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://)([^/\s:@'\"]*):?([^/\s@'\"]*)@", re.I)
+# Bounded lengths: without, a text such as "a.a.a." takes quadratic time.
+_URL = re.compile(r"(\b[a-z][a-z0-9+.-]{0,30}://)([^/\s:@'\"]{0,200}):?([^/\s@'\"]{0,4000})@", re.I)
 # name: value and name=value as JSON, YAML, a Python dictionary and a shell write them.
 _PAIR = re.compile(
-    r"""(["']?\b[\w.-]*
+    r"""((?<![\w.-])["']?[\w.-]*
          (?:api[_-]?keys?|access[_-]?key|private[_-]?key|secret|passw(?:or)?d
            |(?:hf|hub|auth|access|api|id|refresh|session|bearer)[_-]?token|(?<![\w-])token)
          ["']?\s*[:=]\s*)
@@ -43,13 +47,93 @@ _PAIR = re.compile(
     re.I | re.X,
 )
 _OPTION = re.compile(
-    r"(--[\w-]*(?:token|api[_-]key|secret|password)[ =])(?!-)(\"[^\"]*\"|'[^']*'|\S+)", re.I
+    r"((?<![\w-])--[\w-]*(?:token|api[_-]key|secret|password)[ =])(?!-)(\"[^\"]*\"|'[^']*'|\S+)",
+    re.I,
 )
+_HINT = re.compile(
+    rb"hf_|sk-|gh[pousr]_|AKIA|Bearer|Basic|://[^/\s]*@|(?:api|access|private)[_-]?key|secret"
+    rb"|passw|token[\"']?[ \t]*[:=]|-token ",
+    re.I,
+)
+_HINT_WORDS = (
+    *(b"hf_", b"sk-", b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"akia", b"bearer", b"basic"),
+    *(b"@", b"key", b"secret", b"passw"),
+    *(b"token=", b"token:", b"token ", b"token\t", b"token'", b'token"'),
+)
+"""Looked for before the pattern, which takes ten times as long."""
+
+_COMMON = re.compile(r".{0,5}|[A-Za-z]{6,11}|[\d.:]+|[/~.].*", re.S)
+"""Not looked for everywhere, even where a name says that it is secret: `default`, a number, a
+path. Masking these would tear other words apart."""
+
+_remembered: set[str] = set()
+"""Of the whole process: a secret is one in every room."""
+
 _UNSET = frozenset({"none", "null", "true", "false", "''", '""', "[]"})
+
+
+def remember_secrets(*settings: Mapping[str, JsonValue] | Mapping[str, str]) -> None:
+    """Mask the secrets of these settings from now on, also where a server quotes them bare.
+
+    Args:
+        settings: flags, environment variables, or `env.X`, by name.
+    """
+    for one in settings:
+        for name, value in one.items():
+            if not _names_a_place(name):
+                texts = _secret_texts(name, value)
+                found = [part for text in texts for part in _bare_secrets(name, text)]
+                _remembered.update(s for s in found if not _COMMON.fullmatch(s))
+
+
+def redact_file(path: Path) -> bool:
+    """Mask the secrets in a log whose writer has ended; tells whether there were any.
+
+    Where the disk has no room for the masked copy the log stays as it is, readable by its
+    owner alone.
+    """
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        with path.open("rb") as log:
+            if not any(_suspicious(line) for line in log):
+                return False
+            log.seek(0)
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as clean:
+                for line in log:
+                    clean.write(_masked_line(line) if _suspicious(line) else line)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _bare_secrets(name: str, text: str) -> list[str]:
+    """The secret itself: all of the text, or the password of a URL in it."""
+    passwords = [match[3] for match in _URL.finditer(text) if match[3]]
+    return [text] if _mask_setting(name, text) == MASK else passwords
+
+
+def _suspicious(line: bytes) -> bool:
+    """Quick, for logs of 100 MB: whether masking the line may change it."""
+    lower = line.lower()
+    hinted = any(word in lower for word in _HINT_WORDS) and _HINT.search(line)
+    return bool(hinted) or any(secret.encode() in line for secret in _remembered)
+
+
+def _masked_line(line: bytes) -> bytes:
+    return redact_text(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+def _names_a_place(name: str) -> bool:
+    """HF_TOKEN_PATH and AWS_SHARED_CREDENTIALS_FILE hold no secret, but a path."""
+    return name.upper().endswith(("_PATH", "_FILE", "_DIR", "_URL", "_SOCK"))
 
 
 def redact_text(text: str) -> str:
     """`text` with everything that reads like a secret masked."""
+    for secret in sorted(_remembered, key=len, reverse=True):
+        text = text.replace(secret, MASK)
     text = _LITERALS.sub(MASK, text)
     text = _BEARER.sub(rf"\1 {MASK}", text)
     text = _URL.sub(_mask_url, text)
@@ -75,6 +159,17 @@ def redact_env(env: Mapping[str, str]) -> dict[str, str]:
     return {name: _mask_variable(name, value) for name, value in env.items()}
 
 
+def redact_json(value: JsonValue) -> JsonValue:
+    """A copy of a JSON value with every text in it as `redact_text` gives it."""
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, list):
+        return [redact_json(item) for item in value]
+    if isinstance(value, dict):
+        return {name: redact_json(item) for name, item in value.items()}
+    return value
+
+
 def redact_settings(settings: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """A copy of flags (or `env.X`) by name with the values of secret ones masked."""
     return {name: _mask_setting(name, value) for name, value in settings.items()}
@@ -82,11 +177,7 @@ def redact_settings(settings: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 def secrets_of(settings: Mapping[str, JsonValue]) -> list[str]:
     """The texts in `settings` that `redact_settings` and `redact_env` mask."""
-    return [
-        str(value)
-        for name, value in settings.items()
-        if value and _mask_setting(name, value) != value and isinstance(value, str | int)
-    ]
+    return [text for name, value in settings.items() for text in _secret_texts(name, value)]
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
@@ -113,6 +204,14 @@ def _mask_setting(name: str, value: JsonValue) -> JsonValue:
     if isinstance(value, dict):
         return redact_settings(value)
     return value
+
+
+def _secret_texts(name: str, value: JsonValue) -> list[str]:
+    if isinstance(value, list):
+        return [text for item in value for text in _secret_texts(name, item)]
+    if isinstance(value, dict):
+        return secrets_of(value)
+    return [str(value)] if value and _mask_setting(name, value) != value else []
 
 
 def _mask_variable(name: str, value: str) -> str:

@@ -180,10 +180,14 @@ class VirtualEvaluator:
         return ["simulated", self._played.model.name, config.digest]
 
     async def evaluate(
-        self, config: EngineConfig, trial_dir: Path, observer: LaunchObserver
+        self,
+        config: EngineConfig,
+        trial_dir: Path,
+        observer: LaunchObserver,
+        incumbent: float | None = None,
     ) -> Outcome:
-        """See `tuner.evaluate.Evaluator`."""
-        del trial_dir, observer
+        """See `tuner.evaluate.Evaluator`; virtual time is cheap, nothing ends early."""
+        del trial_dir, observer, incumbent
         self._launches += 1
         return self.outcome(config, launch=self._launches, noise=True)
 

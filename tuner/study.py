@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from tuner.engine.base import ConfigAnswer, ConfigCheck, LaunchObserver
+from tuner.attempts import Attempts, Pause, tidy
+from tuner.effects import no_effects
+from tuner.engine.base import ConfigAnswer, ConfigCheck
 from tuner.engine.process import reap
 from tuner.errors import EnvironmentProblem, Interrupted, NoResult
 from tuner.evaluate import Evaluator
 from tuner.objective import judge
 from tuner.records import StudyRecord, TrialRecord
+from tuner.redact import redact_text
+from tuner.retries import Retry, decide, ends_the_study
 from tuner.search import Candidate, Search
 from tuner.search.distributions import OptunaValue, encode
 from tuner.space import Space
-from tuner.stopping import Ending, used_up
+from tuner.stopping import Ending, broken, used_up
 from tuner.storage import LeftTrial, Queued, RunningTrial, StudyStore
+from tuner.study_problems import environment_problem, hopeless, unsaved
 from tuner.types import (
     Blame,
     EngineConfig,
@@ -34,15 +40,6 @@ from tuner.types import (
 
 REFUSALS_IN_A_ROW = 200
 """So many candidates that vLLM's own check refuses, one after another, end a study."""
-
-_TRANSIENT = frozenset(
-    {
-        FailureCause.PORT_IN_USE,  # someone took the free port between our look and vLLM's bind
-        FailureCause.DEVICE_BUSY,
-        FailureCause.MEMORY_BASELINE_MOVED,
-    }
-)
-_ARGPARSE_EXIT_CODE = 2
 
 
 class Listener(Protocol):
@@ -62,7 +59,11 @@ class Listener(Protocol):
 
 
 class StudyLoop:
-    """One run of a study whose store is open for writing and bound to `spec`."""
+    """One run of a study whose store is open for writing and bound to `spec`.
+
+    Args:
+        pause: waits before a start is repeated.
+    """
 
     def __init__(
         self,
@@ -71,6 +72,8 @@ class StudyLoop:
         evaluator: Evaluator,
         check: ConfigCheck,
         listener: Listener,
+        *,
+        pause: Pause = asyncio.sleep,
     ) -> None:
         self._spec = spec
         self._space = Space(spec)
@@ -78,7 +81,10 @@ class StudyLoop:
         self._evaluator = evaluator
         self._check = check
         self._listener = listener
+        self._attempts = Attempts(store, evaluator, listener.notice, listener.progress, pause)
+        self._finished: list[TrialRecord] = []  # the trials that this run has finished
         self._answers: dict[str, ConfigAnswer] = {}
+        self._told: set[tuple[str, str]] = set()
         trials = store.trials()
         self._search = Search(
             self._space, spec.search, seen=len(trials), budget_trials=spec.budget.trials
@@ -97,7 +103,7 @@ class StudyLoop:
             EnvironmentProblem: a failure that no configuration can mend.
             InputError: the workload cannot be made with this model.
             Interrupted: the task was cancelled; the running trial is marked and queued again.
-            NoResult: the constraints or vLLM leave nothing of the space.
+            NoResult: the constraints or vLLM leave nothing of the space, or all starts fail.
         """
         self._store.mark_finished(False)
         await self._recover()
@@ -136,14 +142,22 @@ class StudyLoop:
     def _end_left(self, left: LeftTrial) -> None:
         """Finish the record of a trial that was over, run the others again."""
         number, outcome = left.trial.number, left.outcome
-        if outcome is None or (isinstance(outcome, Failure) and _ends_the_study(outcome)):
+        tidy(self._store.trial_directory(number))
+        earlier = [attempt.cause for attempt in left.attempts]
+        if isinstance(outcome, Failure) and ends_the_study(outcome, earlier):
+            self._store.abort(left.trial, outcome, left.duration_s)
+            self._listener.notice(f"trial {number} was stopped by {outcome.cause}; it is run again")
+            return
+        if outcome is None:
             self._store.interrupt(left.trial)
             self._listener.notice(f"trial {number} was interrupted; it is run again")
             return
         verdict = judge(outcome, self._spec.objective)
         self._store.finish(left.trial, outcome, verdict, left.duration_s)
         self._remember(next(t for t in self._store.trials() if t.number == number))
-        self._listener.notice(f"trial {number} was over when the tuner was killed; it counts")
+        self._listener.notice(
+            f"trial {number} was over, only its record was not complete; it counts"
+        )
 
     def _drop_outdated(self) -> None:
         """Take out of the queue what the space file, edited since, does not ask for any more."""
@@ -191,20 +205,32 @@ class StudyLoop:
             if answer.accepted:
                 return candidate
             if answer.cause.blame is Blame.ENVIRONMENT:
-                raise _environment_problem(Failure(answer.cause, Stage.LAUNCH, answer.error))
+                raise environment_problem(Failure(answer.cause, Stage.LAUNCH, answer.error))
             self._search.refuse(candidate)
         if self.record().best is not None:
             return None
         raise NoResult(
             f"vLLM refuses {REFUSALS_IN_A_ROW} configurations of this space in a row, "
-            f"the last one so: {answer.error}",
+            f"the last one so: {redact_text(answer.error)}",
             "`tuner check SPACE` shows the space; a line under `constraints:` can exclude these",
         )
 
     async def _ask(self, config: EngineConfig) -> ConfigAnswer:
-        if config.digest not in self._answers:
-            self._answers[config.digest] = await self._check.check(config)
-        return self._answers[config.digest]
+        """What vLLM's check says; once more where a failure of the environment may pass."""
+        if config.digest in self._answers:
+            return self._answers[config.digest]
+        earlier: list[FailureCause] = []
+        answer = await self._check.check(config)
+        while not answer.accepted and answer.cause.blame is Blame.ENVIRONMENT:
+            decision = decide(Failure(answer.cause, Stage.LAUNCH, answer.error), earlier)
+            if not isinstance(decision, Retry):
+                break
+            earlier.append(answer.cause)
+            self._listener.notice(f"{answer.cause}: {redact_text(answer.error)}; asked again")
+            await self._attempts.wait(decision)
+            answer = await self._check.check(config)
+        self._answers[config.digest] = answer
+        return answer
 
     # --- one trial ---
 
@@ -214,21 +240,40 @@ class StudyLoop:
         try:
             outcome = await self._outcome(suggestion, trial)
         except asyncio.CancelledError:
-            self._store.interrupt(trial)
+            self._give_back(trial)
             raise Interrupted from None
         except BaseException:
-            self._store.interrupt(trial)
+            self._give_back(trial)
             raise
-        duration_s = time.monotonic() - started
-        if isinstance(outcome, Failure) and _ends_the_study(outcome):
-            self._store.abort(trial, outcome, duration_s)
-            raise _environment_problem(outcome)
+        self._end(trial, outcome, time.monotonic() - started)
+
+    def _give_back(self, trial: RunningTrial) -> None:
+        """Queue a trial again; where that cannot be written, the next run finds it running."""
+        with contextlib.suppress(EnvironmentProblem):
+            self._store.interrupt(trial)
+
+    def _end(self, trial: RunningTrial, outcome: Outcome, duration_s: float) -> None:
+        if isinstance(outcome, Failure):
+            earlier = [attempt.cause for attempt in self._store.attempts(trial)]
+            if ends_the_study(outcome, earlier):
+                with contextlib.suppress(EnvironmentProblem):  # the disk may be what is full
+                    self._store.abort(trial, outcome, duration_s)
+                folder = self._store.trial_directory(trial.number)
+                raise environment_problem(outcome, folder)
         verdict = judge(outcome, self._spec.objective)
-        self._store.finish(trial, outcome, verdict, duration_s)
+        try:
+            self._store.finish(trial, outcome, verdict, duration_s)
+        except EnvironmentProblem as problem:
+            raise unsaved(problem, trial.number, outcome, verdict) from problem
         study = self.record()
         finished = next(t for t in study.trials if t.number == trial.number)
         self._remember(finished)
         self._listener.trial_finished(finished, study)
+        self._tell_effects(finished, study)
+        self._finished.append(finished)
+        row = broken(self._finished, ever_measured=study.best is not None)
+        if row is not None:
+            raise hopeless(row, study)
 
     async def _start(self, queued: Queued) -> tuple[Suggestion, RunningTrial]:
         params, config = (
@@ -246,42 +291,23 @@ class StudyLoop:
         return suggestion, trial
 
     async def _outcome(self, suggestion: Suggestion, trial: RunningTrial) -> Outcome:
-        """The outcome of a launch, repeated once where chance was against it."""
+        """What vLLM's check refuses is not launched."""
         answer = await self._ask(suggestion.config)
         if not answer.accepted:
             return Failure(answer.cause, Stage.LAUNCH, answer.error)
-        outcome = await self._evaluate(suggestion, trial)
-        if isinstance(outcome, Failure) and outcome.cause in _TRANSIENT:
-            self._listener.notice(f"{outcome.cause}: {outcome.line}; trying once more")
-            outcome = await self._evaluate(suggestion, trial)
-        return outcome
+        return await self._attempts.run(suggestion.config, trial, self._incumbent())
 
-    async def _evaluate(self, suggestion: Suggestion, trial: RunningTrial) -> Outcome:
-        return await self._evaluator.evaluate(
-            suggestion.config,
-            self._store.trial_directory(trial.number),
-            LaunchObserver(
-                on_spawn=lambda process: self._store.record_process(trial, process),
-                on_progress=self._listener.progress,
-            ),
-        )
+    def _incumbent(self) -> float | None:
+        """The low end of the best score so far, which another has to reach to be of interest."""
+        best = self.record().best
+        if best is None or best.measurement is None:
+            return None
+        interval = best.measurement.interval
+        return best.score if interval is None else interval.low
 
-
-def _ends_the_study(failure: Failure) -> bool:
-    """Whether no other configuration can do better."""
-    if failure.blame is Blame.ENVIRONMENT:
-        return True
-    if failure.cause is FailureCause.BAD_CONFIG:
-        # A flag that vLLM does not have, where it could not be asked for its flags before.
-        return failure.exit_code == _ARGPARSE_EXIT_CODE
-    # Ended before vLLM said a word: it is not vLLM, or it is not let run (docker, permissions).
-    is_mute = failure.stage is Stage.LAUNCH and failure.memory.vllm_version is None
-    return failure.cause is FailureCause.UNKNOWN and is_mute and failure.exit_code is not None
-
-
-def _environment_problem(failure: Failure) -> EnvironmentProblem:
-    where = f"its log: {failure.log_path}; " if failure.log_path is not None else ""
-    return EnvironmentProblem(
-        f"the server cannot run here ({failure.cause}): {failure.line}",
-        f"{where}mend it and run the same command again: the study goes on where it stopped",
-    )
+    def _tell_effects(self, finished: TrialRecord, study: StudyRecord) -> None:
+        """Parameters that were accepted and did nothing; each finding once."""
+        for effect in no_effects(finished, study.trials):
+            if effect.key not in self._told:
+                self._told.add(effect.key)
+                self._listener.notice(f"trial {finished.number}: {effect.text}")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tuner import spec as spec_file
+from tuner.commands.like_server import settled
 from tuner.engine.config_check import ConfigChecker
 from tuner.engine.flags import FlagTable
 from tuner.engine.vllm import check_model_folder
 from tuner.errors import EnvironmentProblem, TunerError
 from tuner.findings import ASSUMED_START_S, ASSUMED_TPOT_S, Findings
 from tuner.load.fit import unfitting
-from tuner.load.workload import planned_lengths
+from tuner.load.workload import planned_lengths, schedule
 from tuner.redact import redact_argv, redact_env
 from tuner.space import Space
 from tuner.storage import StudyLocation, StudyStore
@@ -29,6 +31,7 @@ def check_space(path: Path, watcher: Watcher) -> Findings:
         InputError: something in it cannot be used.
     """
     spec = spec_file.load(path)
+    spec = settled(spec, StudyLocation.of(spec.name).directory, watcher.notice)
     return asyncio.run(_check(spec, watcher))
 
 
@@ -103,8 +106,10 @@ def _measured_trial_s(spec: StudySpec) -> float | None:
 
 def _assumed_trial_s(spec: StudySpec) -> float:
     workload = spec.workload
-    if workload.request_rate_per_s is not None:
-        return ASSUMED_START_S + workload.requests / workload.request_rate_per_s
-    outputs = [output for _, output in planned_lengths(workload)]
-    rounds = sum(outputs) / (workload.concurrency or 1)
+    if workload.concurrency is None:
+        rates = workload.levels or (workload.request_rate_per_s,)
+        loads = [schedule(replace(workload, request_rate_per_s=rate)) or (0.0,) for rate in rates]
+        return ASSUMED_START_S + sum(due_s[-1] for due_s in loads)
+    tokens = sum(output for _, output in planned_lengths(workload))
+    rounds = sum(tokens / level for level in workload.levels or (workload.concurrency,))
     return ASSUMED_START_S + rounds * ASSUMED_TPOT_S

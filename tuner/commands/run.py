@@ -14,7 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tuner import redact
 from tuner import spec as spec_file
+from tuner.commands.like_server import keep, settled
 from tuner.engine.arguments import command_words
 from tuner.engine.introspect import find_python
 from tuner.engine.vllm import check_model_folder
@@ -23,20 +25,21 @@ from tuner.errors import (
     ExitCode,
     InputError,
     Interrupted,
-    NoResult,
     TunerError,
 )
 from tuner.evaluate import ServerEvaluator
 from tuner.export import export_best
 from tuner.fingerprint import differences, fingerprint
-from tuner.load.workload import Tokenizer, Workload, build
+from tuner.load.prepared import PreparedWorkloads
+from tuner.measuring.session import Asked
 from tuner.metrics.device import DeviceMonitor
 from tuner.names import is_study_name
 from tuner.records import StudyRecord
 from tuner.report.console import ConsoleListener, print_summary
 from tuner.stopping import Ending, used_up
-from tuner.storage import StudyLocation, StudyStore
+from tuner.storage import StudyLocation, StudyStore, files
 from tuner.study import StudyLoop
+from tuner.study_problems import nothing_worked
 from tuner.types import BudgetSpec, StudySpec, WorkloadSpec
 from tuner.units import parse_duration
 from tuner.versions import versions
@@ -69,11 +72,13 @@ def run_study(space: Path, options: RunOptions, console: Console) -> None:
         Interrupted: the user stopped it; what was measured is kept.
     """
     spec = with_options(spec_file.load(space), options)
+    redact.remember_secrets(os.environ, spec.server.env, spec.server.args, spec.reference)
     # Before anything is written: a study that cannot begin leaves nothing behind.
     check_model_folder(spec.server.model)
     find_python(spec.server)
-    make_room_for_connections(spec.workload)
     location = StudyLocation.of(spec.name, options.storage)
+    spec = settled(spec, location.directory, lambda text: _say(console, f"note: {text}"))
+    make_room_for_connections(spec.workload)
     store = StudyStore.open_for_writing(location)
     try:
         _run_locked(spec, store, console)
@@ -98,11 +103,9 @@ def _run_locked(spec: StudySpec, store: StudyStore, console: Console) -> None:
             _show_end(spec, store, console, ending)
     if problem is not None:
         raise problem
-    if _read(spec, store).best is None:
-        raise NoResult(
-            f"no configuration of the study {store.location.name!r} worked",
-            f"`tuner status {store.location.name}` shows what failed, and why",
-        )
+    study = _read(spec, store)
+    if study.best is None:
+        raise nothing_worked(study)
 
 
 async def _run(
@@ -115,8 +118,9 @@ async def _run(
             if used_up(_read(spec, store), spec.budget) is None:
                 for remark in await remarks(spec, workbench):
                     listener.notice(f"note: {remark}")
-            prepare = PrepareOnce(spec.workload)
-            evaluator = ServerEvaluator(workbench.launcher, spec.workload, prepare)
+            evaluator = ServerEvaluator(
+                workbench.launcher, Asked.of(spec), PreparedWorkloads(listener.notice)
+            )
             loop = StudyLoop(spec, store, evaluator, workbench, listener)
             ending = await loop.run()
             return ending, await _write_best(loop.record(), store, workbench, listener)
@@ -131,7 +135,7 @@ async def _write_best(
     path = store.location.directory / BEST_FILE
     try:
         text = await export_best(study, "yaml", workbench.flags, workbench.checker, listener.notice)
-        path.write_text(text, encoding="utf-8")
+        files.write_text(path, text)
     except TunerError as problem:
         return problem
     except OSError as error:
@@ -145,7 +149,12 @@ def make_room_for_connections(workload: WorkloadSpec) -> None:
     Raises:
         EnvironmentProblem: the machine does not allow as many.
     """
-    needed = min(workload.concurrency or workload.requests, workload.requests) + OTHER_FILES
+    at_once = (
+        max((workload.concurrency, *map(int, workload.levels)))
+        if workload.concurrency
+        else workload.requests
+    )
+    needed = min(at_once, workload.requests) + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:
@@ -205,19 +214,7 @@ def _bind(spec: StudySpec, store: StudyStore, workbench: Workbench) -> None:
             f"({store.location.directory / 'space.yaml'})",
         )
     store.bind(spec, current, {**versions(vllm), **device})
-
-
-class PrepareOnce:
-    """Makes the workload's requests with the first server and keeps them for the others."""
-
-    def __init__(self, spec: WorkloadSpec) -> None:
-        self._spec = spec
-        self._made: Workload | None = None
-
-    async def __call__(self, tokenizer: Tokenizer) -> Workload:
-        if self._made is None:
-            self._made = await build(self._spec, tokenizer)
-        return self._made
+    keep(spec, store.location.directory)
 
 
 @contextmanager
@@ -254,7 +251,12 @@ def _show_end(spec: StudySpec, store: StudyStore, console: Console, ending: Endi
     """What is known, also after an error or Ctrl-C, and how to go on or deploy it."""
     if store.is_new:
         return
-    study = _read(spec, store)
+    try:
+        study = _read(spec, store)
+    except EnvironmentProblem:
+        if ending is not None:
+            raise
+        return  # the storage is what failed, and the exception on its way says so
     if study.finished_trials:
         print_summary(console, study, ending)
     if ending is None:

@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner import spec as spec_file
+from tuner.commands.like_server import settled
 from tuner.engine.flag_check import check_flags
 from tuner.engine.simulated.server.vllm_flags import known_flags
 from tuner.errors import InputError
 from tuner.search.samplers import check_sampler
 from tuner.simulation import SimulationReport, find_optimum, played, simulate_many
+from tuner.storage import StudyLocation
 from tuner.types import BudgetSpec, SamplerKind
 
 
@@ -23,6 +25,7 @@ def simulate_space(
         InputError: the space file, or what it names, cannot be simulated.
     """
     spec = spec_file.load(space)
+    spec = settled(spec, StudyLocation.of(spec.name).directory, lambda _: None)
     limit = trials or spec.budget.trials
     if limit is None:
         raise InputError("the budget names no trials", "write --trials N")

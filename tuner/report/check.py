@@ -9,6 +9,7 @@ from rich.text import Text
 from tuner.engine.arguments import shell_line
 from tuner.findings import ASSUMED_START_S, ASSUMED_TPOT_S, Findings
 from tuner.report.console import duration, shown_value
+from tuner.report.load import load_document, measure_words, slo_words, workload_words
 from tuner.types import Choice, FloatRange, IntRange, JsonValue, Knob
 
 
@@ -30,6 +31,11 @@ def print_check(console: Console, findings: Findings) -> None:
     console.print(table)
     for constraint in spec.constraints:
         _say(console, f"constraint (line {constraint.line}): {constraint.text}")
+    _say(console, f"workload: {workload_words(spec.workload)}")
+    objective = spec.objective
+    under = f" under {slo_words(objective.slo)}" if objective.slo else ""
+    _say(console, f"objective: {objective.maximize}{under}")
+    _say(console, f"measured: {measure_words(spec.measure, spec.workload.requests)}")
     _say(console, f"points: {_points(findings)}")
     _say(console, f"first launch: {shell_line(findings.command, findings.env)}")
     _say(console, f"time: {_time(findings)}")
@@ -54,6 +60,8 @@ def check_document(findings: Findings) -> dict[str, JsonValue]:
             for knob in spec.search_space
         ],
         "constraints": [constraint.text for constraint in spec.constraints],
+        **load_document(spec),
+        "objective": spec.objective.maximize.value,
         "points": findings.points,
         "command": list(findings.command),
         "env": dict(findings.env),

@@ -14,6 +14,8 @@ from rich.text import Text
 
 from tuner.gain import gain_sentence
 from tuner.records import StudyRecord, TrialRecord, TrialState
+from tuner.redact import redact_text
+from tuner.report.measured import ESTIMATES
 from tuner.report.simulated import study_note
 from tuner.stopping import Ending, remaining_s
 from tuner.types import (
@@ -64,7 +66,9 @@ class ConsoleListener:
 
     def notice(self, text: str) -> None:
         """A line that is not about a trial."""
-        self._console.print(f"[dim]{escape(text)}[/dim]", highlight=False, soft_wrap=True)
+        self._console.print(
+            f"[dim]{escape(redact_text(text))}[/dim]", highlight=False, soft_wrap=True
+        )
 
     def trial_started(self, suggestion: Suggestion, study: StudyRecord) -> None:
         """Names the trial; without a terminal, prints it."""
@@ -124,9 +128,10 @@ def outcome_line(trial: TrialRecord) -> str:
         case Measurement() as measured:
             failed = measured.offered - measured.served
             parts = [
-                f"score {trial.score or 0.0:.1f}",
+                f"score {_shown_score(trial)}{_mark(measured)}",
                 f"{measured.output_throughput_tokens_per_s:.1f} tok/s",
                 f"{measured.counters.preemptions} preempted",
+                *_goodput(measured),
                 f"TTFT p99 {_ms(measured.ttft_s)}",
                 f"TPOT p99 {_ms(measured.tpot_s)}",
             ]
@@ -137,6 +142,26 @@ def outcome_line(trial: TrialRecord) -> str:
             return _shortened(f"{failure.cause.value} while {failure.stage.value}: {failure.line}")
         case None:
             return trial.state.value
+
+
+def _shown_score(trial: TrialRecord) -> str:
+    """Such as `612.4 ±1.8%`; of a load `12.5 (11 to 14)`."""
+    shown = f"{trial.score or 0.0:.1f}"
+    measured = trial.measurement
+    if measured is None:
+        return shown
+    if measured.rate is not None:
+        return f"{shown} ({measured.rate.interval.low:.4g} to {measured.rate.interval.high:.4g})"
+    return f"{shown} ±{measured.interval.half_width:.1%}" if measured.interval else shown
+
+
+def _goodput(measured: Measurement) -> list[str]:
+    goodput = measured.goodput_per_s
+    return [] if goodput is None else [f"goodput {goodput:.2f}/s"]
+
+
+def _mark(measured: Measurement) -> str:
+    return " (estimate)" if measured.end in ESTIMATES else ""
 
 
 def _shortened(text: str) -> str:
@@ -235,7 +260,9 @@ def comparison_table(study: StudyRecord) -> Table:
     table.add_row("score", *(_score_of(trial) for trial in trials))
     for label, figure in _FIGURES:
         measured = (trial.measurement if trial else None for trial in trials)
-        table.add_row(label, *(figure(m) if m else "-" for m in measured))
+        cells = [figure(m) if m else "-" for m in measured]
+        if label not in _WHERE_KNOWN or any(cell != "-" for cell in cells):
+            table.add_row(label, *cells)
     for knob in study.spec.search_space:
         table.add_row(
             knob.name, *(_value_of(trial, knob.name) if trial else "-" for trial in trials)
@@ -253,7 +280,7 @@ def _counts(study: StudyRecord) -> str:
 def _score_of(trial: TrialRecord | None) -> str:
     if trial is None:
         return "-"
-    return trial.failure.cause.value if trial.failure else f"{trial.score or 0.0:.1f}"
+    return trial.failure.cause.value if trial.failure else _shown_score(trial)
 
 
 def _value_of(trial: TrialRecord, name: str) -> str:
@@ -265,6 +292,7 @@ def _value_of(trial: TrialRecord, name: str) -> str:
 
 _FIGURES: list[tuple[str, Callable[[Measurement], str]]] = [
     ("output tokens/s", lambda m: f"{m.output_throughput_tokens_per_s:.1f}"),
+    ("goodput, requests/s", lambda m: "-" if m.goodput_per_s is None else f"{m.goodput_per_s:.2f}"),
     ("preemptions", lambda m: str(m.counters.preemptions)),
     ("TTFT p99", lambda m: _ms(m.ttft_s)),
     ("TPOT p99", lambda m: _ms(m.tpot_s)),
@@ -272,3 +300,6 @@ _FIGURES: list[tuple[str, Callable[[Measurement], str]]] = [
     ("KV cache tokens", lambda m: str(m.memory.kv_cache_tokens or "-")),
     ("KV cache peak", lambda m: f"{m.counters.kv_cache_usage_peak:.0%}"),
 ]
+
+_WHERE_KNOWN = frozenset({"goodput, requests/s"})
+"""Rows that are left out where there is nothing to say."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from tuner.engine.advice import advice
 from tuner.records import StudyRecord, TrialRecord
 from tuner.redact import redact_env
-from tuner.types import EngineConfig, JsonValue
+from tuner.types import EngineConfig, JsonValue, Measurement
 
 
 def status_document(study: StudyRecord) -> dict[str, JsonValue]:
@@ -47,6 +48,9 @@ def trial_summary(trial: TrialRecord) -> dict[str, JsonValue]:
         "simulated": trial.simulated,
         "params": dict(trial.params),
         "score": trial.score,
+        "score_interval": _interval(measurement),
+        "end": measurement.end.value if measurement else None,
+        "goodput": measurement.goodput_per_s if measurement else None,
         "output_throughput": measurement.output_throughput_tokens_per_s if measurement else None,
         "preemptions": counters.preemptions if counters else None,
         "failure": trial.failure.cause.value if trial.failure else None,
@@ -64,9 +68,30 @@ def trial_document(trial: TrialRecord) -> dict[str, JsonValue]:
         "effective": dict(trial.effective),
         "measurement": _plain(trial.measurement),
         "failure_facts": _plain(trial.failure),
+        "advice": list(trial_advice(trial)),
         "directory": str(trial.directory) if trial.directory else None,
         "log": str(trial.directory / "server.log") if trial.directory else None,
     }
+
+
+def trial_advice(trial: TrialRecord) -> tuple[str, ...]:
+    """What to change after a trial that failed, in order; empty for any other.
+
+    What vLLM makes of the configuration counts too: its defaults are settings as well.
+    """
+    if trial.failure is None:
+        return ()
+    config = trial.config or EngineConfig({})
+    known = EngineConfig({**trial.effective, **config.args}, config.env)
+    is_known = bool(trial.effective) or trial.config is not None
+    return advice(trial.failure, known if is_known else None)
+
+
+def _interval(measurement: Measurement | None) -> JsonValue:
+    if measurement is None:
+        return None
+    interval = measurement.rate.interval if measurement.rate else measurement.interval
+    return None if interval is None else [interval.low, interval.high]
 
 
 def _config(config: EngineConfig | None) -> JsonValue:

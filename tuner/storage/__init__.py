@@ -4,9 +4,11 @@ Optuna's own tables hold everything: parameters as they ran, value, constraints,
 attributes that a person can read in optuna-dashboard. One process writes at a time.
 """
 
-from tuner.storage.location import StudyLocation, find
+from tuner.storage.location import StudyLocation
 from tuner.storage.lock import StudyLock
-from tuner.storage.store import LeftTrial, Queued, RunningTrial, StudyStore
+from tuner.storage.opening import find
+from tuner.storage.store import StudyStore
+from tuner.storage.trials import LeftTrial, Queued, RunningTrial
 
 __all__ = [
     "LeftTrial",

@@ -6,15 +6,22 @@ those that start with `tuner:` hold the whole record as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
 from pydantic import TypeAdapter
 
-from tuner.records import TrialRecord, TrialState
-from tuner.redact import redact_env, redact_settings, redact_yaml, secrets_of
+from tuner.records import Attempt, TrialRecord, TrialState
+from tuner.redact import (
+    redact_env,
+    redact_json,
+    redact_settings,
+    redact_text,
+    redact_yaml,
+    secrets_of,
+)
 from tuner.types import (
     ENV_PREFIX,
     Choice,
@@ -38,6 +45,7 @@ EFFECTIVE = "tuner:effective"
 PROCESS = "tuner:process"
 MEASUREMENT = "tuner:measurement"
 FAILURE = "tuner:failure"
+ATTEMPTS = "tuner:attempts"
 
 T = TypeVar("T")
 
@@ -68,14 +76,29 @@ def config_json(config: EngineConfig) -> dict[str, JsonValue]:
     return {"args": redact_settings(config.args), "env": dict(redact_env(config.env))}
 
 
+def outcome_json(outcome: Outcome) -> Any:
+    """An outcome as JSON, secrets masked: it quotes the log and the server's answers."""
+    return redact_json(to_json(outcome))
+
+
+def attempts_json(attempts: Sequence[Attempt]) -> list[Any]:
+    """Failed starts as JSON, secrets masked."""
+    return [redact_json(to_json(attempt)) for attempt in attempts]
+
+
+def stored_attempts(attributes: Mapping[str, Any]) -> tuple[Attempt, ...]:
+    """What `attempts_json` made, where it was stored."""
+    return tuple(from_json(data, Attempt) for data in attributes.get(ATTEMPTS, ()))
+
+
 def outcome_attributes(outcome: Outcome) -> dict[str, JsonValue]:
     """Everything an outcome writes into its trial."""
     if isinstance(outcome, Failure):
         return {
             "failure": outcome.cause.value,
             "failure_stage": outcome.stage.value,
-            "failure_line": outcome.line,
-            FAILURE: to_json(outcome),
+            "failure_line": redact_text(outcome.line),
+            FAILURE: outcome_json(outcome),
         }
     figures: dict[str, JsonValue] = {
         "output_throughput": round(outcome.output_throughput_tokens_per_s, 3),
@@ -84,7 +107,7 @@ def outcome_attributes(outcome: Outcome) -> dict[str, JsonValue]:
         "served": outcome.served,
         "offered": outcome.offered,
         "kv_cache_tokens": outcome.memory.kv_cache_tokens,
-        MEASUREMENT: to_json(outcome),
+        MEASUREMENT: outcome_json(outcome),
     }
     for name, latency in (("ttft", outcome.ttft_s), ("tpot", outcome.tpot_s)):
         if latency is not None:
@@ -128,6 +151,7 @@ def _record(frozen: optuna.trial.FrozenTrial, directory: Path) -> TrialRecord:
         effective=attributes.get(EFFECTIVE, {}),
         command=tuple(attributes.get(COMMAND, ())),
         duration_s=attributes.get(DURATION),
+        attempts=stored_attempts(attributes),
     )
 
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
+from tuner.engine.reap import boot_id
 from tuner.errors import EnvironmentProblem
+from tuner.storage.files import FILE_MODE
 
 _PATIENCE_S = 0.5
 
@@ -32,7 +32,7 @@ class StudyLock:
         Raises:
             EnvironmentProblem: another tuner works on this study.
         """
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             _lock_patiently(descriptor)
         except BlockingIOError as error:
@@ -85,13 +85,12 @@ def _lock_patiently(descriptor: int) -> None:
             return
 
 
-def this_process() -> dict[str, str | int | float]:
+def this_process() -> dict[str, str | int]:
     """Enough to know later, on this machine, whether this process still runs."""
-    process = psutil.Process()
     return {
         "host": socket.gethostname(),
-        "pid": process.pid,
-        "create_time": process.create_time(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()) or "",
     }
 
 
@@ -102,8 +101,17 @@ def is_gone(owner: Mapping[str, str | int | float]) -> bool:
     """
     if owner["host"] != socket.gethostname():
         return False
+    return _started(int(owner["pid"])) != owner.get("started")
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, by a clock that nobody can set: the boot, and ticks since.
+
+    None if there is no such process.
+    """
     try:
-        process = psutil.Process(int(owner["pid"]))
-        return abs(process.create_time() - float(owner["create_time"])) > 1.0
-    except psutil.NoSuchProcess:
-        return True
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # proc(5): starttime is field 22; the second one, the name, may hold anything but ends in ).
+    return f"{boot_id()}/{stat.rpartition(')')[2].split()[19]}"

@@ -1,96 +1,33 @@
-"""One study's database, open."""
+"""One study's database, open for writing: a trial's life, and what a killed run left."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import json
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import optuna
 
 from tuner.engine.base import ProcessRecord
 from tuner.errors import EnvironmentProblem, InputError
-from tuner.records import StudyRecord, StudyState, TrialRecord, TrialState
-from tuner.redact import redact_argv
+from tuner.records import Attempt, TrialState
+from tuner.redact import redact_argv, redact_settings
 from tuner.storage import attributes as attribute
-from tuner.storage.attributes import MalformedRecord, masked_text
-from tuner.storage.location import StudyLocation, open_database, storage_errors
+from tuner.storage import files, outcome_file
+from tuner.storage import study_attributes as names
+from tuner.storage.attributes import masked_text
+from tuner.storage.location import StudyLocation
 from tuner.storage.lock import StudyLock, is_gone, this_process
-from tuner.types import BudgetSpec, Failure, JsonValue, Outcome, StudySpec, Suggestion, Verdict
-
-SCHEMA_VERSION = 1
-"""Raised when an older tuner could misread a study."""
-
-_SCHEMA = "tuner:schema"
-_SPEC = "tuner:space_file"
-_SPEC_PATH = "tuner:space_file_path"
-_FINGERPRINT = "tuner:fingerprint"
-_VERSIONS = "versions"
-_FINISHED = "finished"
-_OWNER = "tuner:owner"
-_BUDGET = "tuner:budget"
-
-ParseSpec = Callable[[str, Path], StudySpec]
+from tuner.storage.opening import UNREADABLE, damaged, open_database, read_through
+from tuner.storage.problems import storage_errors
+from tuner.storage.reading import StudyReader, errors_named
+from tuner.storage.trials import LeftTrial, Queued, RunningTrial
+from tuner.types import Failure, JsonValue, Outcome, StudySpec, Suggestion, Verdict
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def _errors_named(
-    method: Callable[Concatenate[StudyStore, P], T],
-) -> Callable[Concatenate[StudyStore, P], T]:
-    """Within the method, a full disk or a broken database is an `EnvironmentProblem`."""
-
-    @functools.wraps(method)
-    def guarded(self: StudyStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            with storage_errors(self.location):
-                return method(self, *args, **kwargs)
-        except MalformedRecord as error:
-            raise EnvironmentProblem(
-                f"the study {self.location.name!r} holds what no tuner wrote: {error}",
-                "start another study with --study NAME",
-            ) from error
-
-    return guarded
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """A trial that waits to be run: the reference, or one that was interrupted."""
-
-    params: Mapping[str, JsonValue]
-    is_reference: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunningTrial:
-    """A trial between `start` and `finish`, `interrupt` or `abort`."""
-
-    number: int
-    optuna_trial: optuna.Trial
-
-
-@dataclass(frozen=True, slots=True)
-class LeftTrial:
-    """A trial that was running when its tuner died.
-
-    Attributes:
-        outcome: if it was known already; then only the end of its record is missing.
-    """
-
-    trial: RunningTrial
-    outcome: Outcome | None
-    duration_s: float
-
-
-class StudyStore:
+class StudyStore(StudyReader):
     """One study's database, open for reading, or for writing with its lock held."""
 
     def __init__(
@@ -100,13 +37,9 @@ class StudyStore:
         study: optuna.Study,
         lock: StudyLock,
     ) -> None:
-        self.location = location
-        self._storage = storage
-        self._study = study
-        self._lock = lock
+        super().__init__(location, storage, study, lock)
         self._claimed = False
         self._made: Path | None = None
-        self._bound = _SPEC in study.user_attrs
 
     # --- opening ---
 
@@ -127,8 +60,11 @@ class StudyStore:
                     f"there is no study {location.name!r} in {location.shown_url}",
                     "`tuner run SPACE` makes one",
                 ) from error
+            except UNREADABLE as error:
+                raise damaged(location, error) from error
+            read_through(location, study)
             store = cls(location, storage, study, StudyLock(location.lock_path))
-            store._check_schema()
+            store._check_format()
             return store
 
     @classmethod
@@ -140,16 +76,18 @@ class StudyStore:
             EnvironmentProblem: it is locked, or the database cannot be used.
         """
         with storage_errors(location):
-            location.directory.mkdir(parents=True, exist_ok=True)
+            files.make_folder(location.directory)
             lock = StudyLock(location.lock_path)
             lock.acquire()
             try:
                 database = location.sqlite_path
                 was_there = database is None or database.exists()
                 storage = open_database(location, must_exist=False)
-                store = cls(location, storage, _create(location.name, storage), lock)
+                study = _create(location, storage)
+                read_through(location, study)
+                store = cls(location, storage, study, lock)
                 store._made = None if was_there else database
-                store._check_schema()
+                store._check_format()
                 store._claim()
             except BaseException:
                 lock.release()
@@ -161,46 +99,37 @@ class StudyStore:
         """A study without a database, for simulations; logs go to `directory`."""
         location = StudyLocation(name, directory, "memory://")
         storage = optuna.storages.InMemoryStorage()
-        return cls(location, storage, _create(name, storage), StudyLock(location.lock_path))
-
-    def _check_schema(self) -> None:
-        schema = self._study.user_attrs.get(_SCHEMA)
-        if schema is None and (
-            self._study.get_trials(deepcopy=False)
-            or self._study.direction is not optuna.study.StudyDirection.MAXIMIZE
-        ):
-            raise InputError(
-                f"the study {self.location.name!r} in {self.location.shown_url} is not a tuner's",
-                "start another study with --study NAME",
-            )
-        if schema is not None and schema != SCHEMA_VERSION:
-            raise InputError(
-                f"the study {self.location.name!r} was made by a newer tuner (schema {schema})",
-                "upgrade the tuner, or start another study with --study NAME",
-            )
+        return cls(location, storage, _create(location, storage), StudyLock(location.lock_path))
 
     def _claim(self) -> None:
         """Where a database has no file to lock, its study names who works on it."""
         if self.location.sqlite_path is not None:
             return
-        owner = self._study.user_attrs.get(_OWNER)
+        owner = self._study.user_attrs.get(names.OWNER)
         if owner is not None and not is_gone(owner):
             raise EnvironmentProblem(
                 f"another tuner works on this study (process {owner['pid']} on {owner['host']})",
                 "wait for it, stop it with Ctrl-C, or start another study with --study NAME; "
                 "if it was killed, run the same command on that machine",
             )
-        self._study.set_user_attr(_OWNER, this_process())
+        self._study.set_user_attr(names.OWNER, this_process())
         self._claimed = True
 
     def close(self) -> None:
-        """Close the database and give the lock back."""
-        if self._claimed:
-            self._study.set_user_attr(_OWNER, None)
-        if isinstance(self._storage, optuna.storages.RDBStorage):
-            self._storage.remove_session()
-            self._storage.engine.dispose()
-        self._lock.release()
+        """Close the database and give the lock back.
+
+        Raises:
+            EnvironmentProblem: a database server is gone; the lock is given back all the same.
+        """
+        try:
+            with storage_errors(self.location):
+                if self._claimed:
+                    self._study.set_user_attr(names.OWNER, None)
+                if isinstance(self._storage, optuna.storages.RDBStorage):
+                    self._storage.remove_session()
+                    self._storage.engine.dispose()
+        finally:
+            self._lock.release()
 
     def discard(self) -> None:
         """Remove a study that nothing was bound to, as if it had not been opened.
@@ -218,18 +147,7 @@ class StudyStore:
 
     # --- the study ---
 
-    @property
-    def is_new(self) -> bool:
-        """Whether no space file was bound to it yet."""
-        return not self._bound
-
-    @property
-    def fingerprint(self) -> Mapping[str, JsonValue]:
-        """What its results depend on (see `tuner.fingerprint`)."""
-        stored: Mapping[str, JsonValue] = self._study.user_attrs.get(_FINGERPRINT, {})
-        return stored
-
-    @_errors_named
+    @errors_named
     def bind(
         self,
         spec: StudySpec,
@@ -242,66 +160,26 @@ class StudyStore:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 study.set_metric_names(["score"])
-        study.set_user_attr(_SCHEMA, SCHEMA_VERSION)
+        study.set_user_attr(names.SCHEMA, names.FORMAT)
         known = {name: value for name, value in fingerprint.items() if value is not None}
         # What could not be told this time (no vLLM to ask) is still what it was.
-        study.set_user_attr(_FINGERPRINT, {**fingerprint, **self.fingerprint, **known})
-        study.set_user_attr(_VERSIONS, dict(versions))
-        study.set_user_attr(_SPEC_PATH, str(spec.path))
-        study.set_user_attr(_BUDGET, attribute.to_json(spec.budget))
+        study.set_user_attr(names.FINGERPRINT, {**fingerprint, **self.fingerprint, **known})
+        study.set_user_attr(names.VERSIONS, dict(versions))
+        study.set_user_attr(names.SPEC_PATH, str(spec.path))
+        study.set_user_attr(names.BUDGET, attribute.to_json(spec.budget))
         text = masked_text(spec)
-        study.set_user_attr(_SPEC, text)
+        study.set_user_attr(names.SPEC, text)
         self._bound = True
-        (self.location.directory / "space.yaml").write_text(text, encoding="utf-8")
+        files.write_text(self.location.directory / "space.yaml", text)
 
-    @_errors_named
+    @errors_named
     def mark_finished(self, finished: bool) -> None:
         """Remember whether the budget is used up."""
-        self._study.set_user_attr(_FINISHED, finished)
-
-    @_errors_named
-    def trials(self) -> list[TrialRecord]:
-        """All trials, by number."""
-        return [
-            attribute.trial_record(t, self._trial_path(t.number))
-            for t in self._study.get_trials(deepcopy=False)
-        ]
-
-    @_errors_named
-    def read(self, parse_spec: ParseSpec) -> StudyRecord:
-        """The whole study as plain data.
-
-        Args:
-            parse_spec: turns the stored space file into a `StudySpec`.
-
-        Raises:
-            InputError: nothing was bound to it yet.
-        """
-        stored = self._study.user_attrs
-        if _SPEC not in stored:
-            raise InputError(
-                f"the study {self.location.name!r} is empty", "`tuner run SPACE` fills it"
-            )
-        trials = self.trials()
-        return StudyRecord(
-            name=self.location.name,
-            spec=_with_budget(parse_spec(stored[_SPEC], Path(stored[_SPEC_PATH])), stored),
-            state=self._state(trials, finished=bool(stored.get(_FINISHED))),
-            trials=trials,
-            versions=stored.get(_VERSIONS, {}),
-        )
-
-    def _state(self, trials: list[TrialRecord], *, finished: bool) -> StudyState:
-        owner = self._study.user_attrs.get(_OWNER)
-        if self._lock.is_held() or (owner is not None and not is_gone(owner)):
-            return StudyState.RUNNING
-        if finished:
-            return StudyState.FINISHED
-        return StudyState.STOPPED if trials else StudyState.EMPTY
+        self._study.set_user_attr(names.FINISHED, finished)
 
     # --- the queue ---
 
-    @_errors_named
+    @errors_named
     def queue(
         self,
         params: Mapping[str, JsonValue],
@@ -315,14 +193,18 @@ class StudyStore:
             params: as the space file spells them.
             encoded: those of them that Optuna can hold, as it holds them.
         """
+        self._queue(Queued(params, is_reference), encoded, {})
+
+    def _queue(self, queued: Queued, encoded: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
         marks = {
-            attribute.PARAMS: dict(params),
+            attribute.PARAMS: dict(queued.params),
             attribute.ENCODED: dict(encoded),
-            attribute.REFERENCE: is_reference,
+            attribute.REFERENCE: queued.is_reference,
+            **kept,
         }
         self._study.enqueue_trial(dict(encoded), user_attrs=marks)
 
-    @_errors_named
+    @errors_named
     def next_queued(self) -> Queued | None:
         """What `start` would start, or None."""
         return next(iter(self._queued()), None)
@@ -340,7 +222,7 @@ class StudyStore:
 
     # --- a trial's life ---
 
-    @_errors_named
+    @errors_named
     def start(
         self, distributions: Mapping[str, optuna.distributions.BaseDistribution]
     ) -> RunningTrial:
@@ -352,7 +234,7 @@ class StudyStore:
         trial = self._study.ask(dict(distributions))
         return RunningTrial(trial.number, trial)
 
-    @_errors_named
+    @errors_named
     def describe(
         self,
         trial: RunningTrial,
@@ -362,61 +244,84 @@ class StudyStore:
     ) -> Path:
         """Write down what is about to run; returns the trial's folder, which exists."""
         directory = self.trial_directory(trial.number)
+        outcome_file.forget(directory)
         trial.optuna_trial.set_user_attr(attribute.DIRECTORY, str(directory))
         trial.optuna_trial.set_user_attr(attribute.CONFIG, attribute.config_json(suggestion.config))
         trial.optuna_trial.set_user_attr(attribute.COMMAND, redact_argv(command))
-        trial.optuna_trial.set_user_attr(attribute.EFFECTIVE, dict(effective))
+        trial.optuna_trial.set_user_attr(attribute.EFFECTIVE, redact_settings(effective))
         return directory
 
-    @_errors_named
+    @errors_named
     def record_process(self, trial: RunningTrial, process: ProcessRecord) -> None:
         """Write down which processes belong to a running trial."""
         trial.optuna_trial.set_user_attr(attribute.PROCESS, attribute.to_json(process))
 
-    @_errors_named
+    @errors_named
+    def attempts(self, trial: RunningTrial) -> tuple[Attempt, ...]:
+        """The failed starts of this trial's configuration so far."""
+        return attribute.stored_attempts(trial.optuna_trial.user_attrs)
+
+    @errors_named
+    def record_attempt(self, trial: RunningTrial, attempt: Attempt) -> None:
+        """Write down a failed start that is followed by another one."""
+        attempts = (*self.attempts(trial), attempt)
+        trial.optuna_trial.set_user_attr(attribute.ATTEMPTS, attribute.attempts_json(attempts))
+
+    @errors_named
     def finish(
         self, trial: RunningTrial, outcome: Outcome, verdict: Verdict, duration_s: float
     ) -> None:
-        """Tell a trial that was measured, or that failed by its configuration."""
-        self._write_outcome(trial, outcome, duration_s)
+        """Tell a trial that was measured, or that failed by its configuration.
+
+        Raises:
+            EnvironmentProblem: the database cannot be written; if the trial's folder can, the
+                outcome is in its `outcome.json`, and `left_trials` finds it there.
+        """
+        problem = self._write_outcome(trial, outcome, duration_s)
         state = TrialState.MEASURED if verdict.feasible else TrialState.INFEASIBLE
         trial.optuna_trial.set_user_attr(attribute.STATE, state.value)
         for name, value in verdict.constraints.items():
             if name not in trial.optuna_trial.constraints:  # Optuna takes each only once
                 trial.optuna_trial.set_constraint(name, value)
         self._study.tell(trial.optuna_trial, verdict.score)
+        if problem is not None:
+            raise problem  # the study has it, but the next one may find no room
 
-    @_errors_named
+    @errors_named
     def interrupt(self, trial: RunningTrial) -> None:
-        """Tell a trial that the user stopped, and queue it again."""
+        """Tell a trial that the user stopped, and queue it again, its failed starts counted."""
         trial.optuna_trial.set_user_attr(attribute.STATE, TrialState.INTERRUPTED.value)
-        self._end_and_requeue(trial.number)
+        self._end_and_requeue(trial.number, keep=(attribute.ATTEMPTS,))
 
-    @_errors_named
+    @errors_named
     def abort(self, trial: RunningTrial, failure: Failure, duration_s: float) -> None:
         """Tell a trial that the environment ended, and queue it again."""
         self._write_outcome(trial, failure, duration_s)
         trial.optuna_trial.set_user_attr(attribute.STATE, TrialState.ABORTED.value)
         self._end_and_requeue(trial.number)
 
-    def _write_outcome(self, trial: RunningTrial, outcome: Outcome, duration_s: float) -> None:
+    def _write_outcome(
+        self, trial: RunningTrial, outcome: Outcome, duration_s: float
+    ) -> OSError | None:
+        """To the file first: where the database is locked or full, that is all there is."""
+        problem = None
+        try:
+            outcome_file.write(self.trial_directory(trial.number), outcome, duration_s)
+        except OSError as error:
+            problem = error
         trial.optuna_trial.set_user_attr(attribute.DURATION, round(duration_s, 3))
         for name, value in attribute.outcome_attributes(outcome).items():
             trial.optuna_trial.set_user_attr(name, value)
-        path = self.trial_directory(trial.number) / "outcome.json"
-        path.write_text(json.dumps(attribute.to_json(outcome), indent=2) + "\n", encoding="utf-8")
+        return problem
 
-    @_errors_named
+    @errors_named
     def trial_directory(self, number: int) -> Path:
         """Where a trial writes; made if it is not there."""
         directory = self._trial_path(number)
-        directory.mkdir(parents=True, exist_ok=True)
+        files.make_folder(directory)
         return directory
 
-    def _trial_path(self, number: int) -> Path:
-        return self.location.directory / "trials" / f"{number:04d}"
-
-    @_errors_named
+    @errors_named
     def drop_queued(self) -> None:
         """Take the first queued trial out of the queue; it is not run."""
         trial = self._study.ask()
@@ -425,7 +330,7 @@ class StudyStore:
 
     # --- what a killed run left ---
 
-    @_errors_named
+    @errors_named
     def left_processes(self) -> list[ProcessRecord]:
         """The servers of trials that a dead tuner was running."""
         return [
@@ -434,7 +339,7 @@ class StudyStore:
             if attribute.PROCESS in t.user_attrs
         ]
 
-    @_errors_named
+    @errors_named
     def left_trials(self) -> list[LeftTrial]:
         """Trials that a dead tuner was running.
 
@@ -447,38 +352,45 @@ class StudyStore:
                 study_id, frozen.number
             )
             trial = RunningTrial(frozen.number, optuna.Trial(self._study, trial_id))
-            outcome = attribute.stored_outcome(frozen.user_attrs)
-            duration_s = frozen.user_attrs.get(attribute.DURATION, 0.0)
-            left.append(LeftTrial(trial, outcome, duration_s))
+            outcome, duration_s = self._left_outcome(frozen)
+            attempts = attribute.stored_attempts(frozen.user_attrs)
+            left.append(LeftTrial(trial, outcome, duration_s, attempts))
         return left
 
-    def _end_and_requeue(self, number: int) -> None:
-        """Queue first: killed in between, the trial is still known to be owed."""
+    def _left_outcome(self, frozen: optuna.trial.FrozenTrial) -> tuple[Outcome | None, float]:
+        """From the database, else from the file that is written before."""
+        stored = attribute.stored_outcome(frozen.user_attrs)
+        if stored is not None:
+            return stored, frozen.user_attrs.get(attribute.DURATION, 0.0)
+        if attribute.EFFECTIVE not in frozen.user_attrs:  # not begun: the file is another's
+            return None, 0.0
+        return outcome_file.read(self._trial_path(frozen.number)) or (None, 0.0)
+
+    def _end_and_requeue(self, number: int, keep: tuple[str, ...] = ()) -> None:
+        """Queue first: killed in between, the trial is still known to be owed.
+
+        Args:
+            keep: attributes that the queued trial begins with.
+        """
         frozen = next(t for t in self._study.get_trials(deepcopy=False) if t.number == number)
         marks = frozen.user_attrs
         again = Queued(marks.get(attribute.PARAMS, {}), bool(marks.get(attribute.REFERENCE)))
         if again not in self._queued():
             encoded = marks.get(attribute.ENCODED, {})
-            self.queue(again.params, encoded, is_reference=again.is_reference)
+            kept = {name: marks[name] for name in keep if name in marks}
+            self._queue(again, encoded, kept)
         self._study.tell(number, state=optuna.trial.TrialState.FAIL)
 
-    def _in_state(self, state: optuna.trial.TrialState) -> list[optuna.trial.FrozenTrial]:
-        return self._study.get_trials(deepcopy=False, states=(state,))
 
-
-def _with_budget(spec: StudySpec, stored: Mapping[str, Any]) -> StudySpec:
-    """The command line may have set another budget than the file."""
-    if _BUDGET not in stored:
-        return spec
-    return replace(spec, budget=attribute.from_json(stored[_BUDGET], BudgetSpec))
-
-
-def _create(name: str, storage: optuna.storages.BaseStorage) -> optuna.Study:
+def _create(location: StudyLocation, storage: optuna.storages.BaseStorage) -> optuna.Study:
     # Proposals come from `tuner.search`; what is asked for here was queued before.
-    return optuna.create_study(
-        study_name=name,
-        storage=storage,
-        direction="maximize",
-        sampler=optuna.samplers.RandomSampler(),
-        load_if_exists=True,
-    )
+    try:
+        return optuna.create_study(
+            study_name=location.name,
+            storage=storage,
+            direction="maximize",
+            sampler=optuna.samplers.RandomSampler(),
+            load_if_exists=True,
+        )
+    except UNREADABLE as error:
+        raise damaged(location, error) from error
