@@ -29,6 +29,7 @@ class FakeGpu:
     uuid: str
     total_gib: float = 80.0
     used_gib: float = 0.5
+    energy_mj: int | None = None
     processes: list[FakeProcess] = field(default_factory=list)
 
 
@@ -71,6 +72,11 @@ class FakeNvml:
         if self.is_lost:
             raise FakeError("GPU is lost")
         return FakeMemory(int(handle.total_gib * GIB), int(handle.used_gib * GIB))
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: FakeGpu) -> int:
+        if handle.energy_mj is None:
+            raise FakeError("Not Supported")
+        return handle.energy_mj
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> list[FakeProcess]:
         return handle.processes

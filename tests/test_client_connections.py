@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import resource
 import socket
 from dataclasses import replace
 from typing import Any
@@ -23,7 +25,8 @@ from completion_server import (
 from tuner.load import pool as pool_module
 from tuner.load.client import LoadClient
 from tuner.load.http_answer import MAX_ERROR_BODY_BYTES
-from tuner.types import RequestStatus
+from tuner.load.pool import NoMoreConnections, most_connections
+from tuner.types import RequestRecord, RequestStatus
 
 
 async def test_send_takes_requests_side_by_side_without_limit() -> None:
@@ -196,6 +199,59 @@ async def test_send_to_nobody_is_disconnected(host: str) -> None:
     assert record.status is RequestStatus.DISCONNECTED
     assert "cannot connect" in record.error
     assert "refused" in record.error
+
+
+class Refusing:
+    """`connect` of a machine that answers each address with another error."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+
+    async def __call__(self, *_: Any) -> Any:
+        raise OSError(self.codes.pop(0), "no")
+
+
+async def sent_to(addresses: int, monkeypatch: pytest.MonkeyPatch, *codes: int) -> RequestRecord:
+    """A request to a host of so many addresses."""
+    async with LoadClient("http://127.0.0.1:9", "m", 5.0) as client:
+        pool = client._pool
+        assert pool is not None
+        pool._addresses = pool._addresses[:1] * addresses
+        monkeypatch.setattr(pool_module, "connect", Refusing(*codes))
+        return await client.send(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENFILE, "fs.file-max"),
+        (errno.EADDRNOTAVAIL, "ip_local_port_range"),
+    ],
+)
+async def test_send_does_not_blame_the_server_for_what_this_machine_lacks(
+    code: int, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NoMoreConnections, match="no further connection") as raised:
+        await sent_to(1, monkeypatch, code)
+    assert hint in raised.value.hint
+
+
+async def test_send_to_an_address_of_a_kind_that_the_machine_has_not_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = await sent_to(2, monkeypatch, errno.EADDRNOTAVAIL, errno.ECONNREFUSED)
+    assert record.status is RequestStatus.DISCONNECTED
+
+
+def test_most_connections_leave_files_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"hard": 4096}
+    monkeypatch.setattr(pool_module.resource, "getrlimit", lambda _: (1024, limits["hard"]))
+    assert most_connections() == 4096 - 128
+    limits["hard"] = 64
+    assert most_connections() == 1
+    limits["hard"] = resource.RLIM_INFINITY
+    assert most_connections() == (1 << 16) - 128
 
 
 async def test_send_finds_a_server_by_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import psutil
 import pytest
@@ -10,6 +11,7 @@ from fake_nvml import GIB, FakeGpu, FakeNvml, FakeProcess
 
 from tuner.errors import EnvironmentProblem
 from tuner.metrics.device import DeviceMonitor, host_memory_gib
+from tuner.metrics.energy import EnergyMeter
 from tuner.types import DeviceUse
 
 
@@ -169,3 +171,79 @@ def test_describe_without_gpus_names_the_processor(nvml: FakeNvml) -> None:
     assert set(description) == {"cpu", "cores"}
     assert description["cpu"]
     assert int(description["cores"]) == len(os.sched_getaffinity(0))
+
+
+# --- energy ----------------------------------------------------------------------------
+
+
+def test_energy_is_of_all_visible_devices_together(nvml: FakeNvml) -> None:
+    nvml.gpus[0].energy_mj, nvml.gpus[2].energy_mj = 1_500, 2**40
+    assert DeviceMonitor({"CUDA_VISIBLE_DEVICES": "0"}, nvml).energy_used_j() == 1.5
+    both = DeviceMonitor({"CUDA_VISIBLE_DEVICES": "0,2"}, nvml)
+    assert both.energy_used_j() == pytest.approx(1.5 + 2**40 / 1000)
+
+
+def test_energy_is_none_where_a_device_does_not_count(nvml: FakeNvml) -> None:
+    nvml.gpus[0].energy_mj = 1_500
+    monitor = DeviceMonitor({"CUDA_VISIBLE_DEVICES": "0,1"}, nvml)
+    monitor.sample()
+    assert monitor.energy_used_j() is None
+    assert monitor.energy.between_j(0.0, 0.0) is None
+    nvml.has_driver = False
+    assert DeviceMonitor({}, nvml).energy_used_j() is None
+
+
+def test_sample_looks_at_the_energy_and_reset_forgets_it(nvml: FakeNvml) -> None:
+    monitor = DeviceMonitor({"CUDA_VISIBLE_DEVICES": "1"}, nvml)
+    nvml.gpus[1].energy_mj = 10_000
+    monitor.sample()
+    start_s = time.perf_counter()
+    monitor.sample()
+    nvml.gpus[1].energy_mj = 75_000
+    monitor.sample()
+    end_s = time.perf_counter()
+    assert monitor.energy.between_j(start_s, end_s) == 65.0
+    monitor.reset()
+    assert monitor.energy.between_j(start_s, end_s) is None
+
+
+class Counting:
+    """A meter over made-up looks, one after the other."""
+
+    def __init__(self, *looks: tuple[float, float | None]) -> None:
+        self._looks = list(looks)
+        self.meter = EnergyMeter(lambda: self._looks[0][1], lambda: self._looks[0][0])
+        for _ in looks[:-1]:
+            self.meter.sample()
+            self._looks.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "energy_j"),
+    [
+        (1.0, 4.0, 900.0),
+        (1.0, 2.0, 100.0),
+        (1.5, 3.0, 50.0 + 400.0),
+        (2.25, 2.75, 200.0),
+        (2.0, 2.0, 0.0),
+        (0.5, 2.0, None),  # before the first look
+        (2.0, 4.5, None),  # after the last
+    ],
+)
+def test_meter_reads_between_its_looks(
+    start_s: float, end_s: float, energy_j: float | None
+) -> None:
+    looks = Counting((1.0, 5000.0), (2.0, 5100.0), (3.0, 5500.0), (4.0, 5900.0))
+    assert looks.meter.between_j(start_s, end_s) == (
+        None if energy_j is None else pytest.approx(energy_j)
+    )
+
+
+def test_meter_does_not_count_over_a_counter_that_was_set_back() -> None:
+    looks = Counting((1.0, 5000.0), (2.0, 5100.0), (3.0, 40.0), (4.0, 140.0), (5.0, 240.0))
+    assert looks.meter.between_j(1.0, 4.0) is None
+    assert looks.meter.between_j(3.5, 4.5) == pytest.approx(100.0)
+
+
+def test_meter_without_a_counter_tells_nothing() -> None:
+    assert Counting((1.0, None), (2.0, None)).meter.between_j(1.0, 2.0) is None

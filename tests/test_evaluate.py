@@ -48,7 +48,8 @@ SLOWLY = {"SIMULATED_SPEED": "4"}
 @pytest.fixture(autouse=True)
 def _short_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "DEATH_NOTICE_S", 2.0)
-    # Whether the machine that tests run on is busy is not what they are about.
+    # A load that a busy machine makes late is measured again: these are about which request of
+    # which load meets a fault.
     monkeypatch.setattr(session, "bottleneck", lambda *_: "")
 
 

@@ -8,7 +8,14 @@ import time
 import pytest
 
 from tuner.load import health as health_module
-from tuner.load.health import BUSY, TICK_S, LoopWatch, bottleneck, health
+from tuner.load.health import (
+    BUSY,
+    SHORTEST_BUSY_S,
+    TICK_S,
+    LoopWatch,
+    bottleneck,
+    health,
+)
 from tuner.types import ClientHealth, RequestRecord, RequestStatus
 
 
@@ -150,6 +157,14 @@ def test_bottleneck_is_not_a_client_that_is_a_little_late(
     seen: ClientHealth, request_s: float, ttft_p99_s: float | None
 ) -> None:
     assert bottleneck(seen, request_s, ttft_p99_s) == ""
+
+
+def test_bottleneck_forgives_a_load_that_is_mostly_its_start() -> None:
+    busy = client(busy=1.0)
+    assert bottleneck(busy, 0.1, 0.05, SHORTEST_BUSY_S - 0.1) == ""
+    assert "was busy 100%" in bottleneck(busy, 0.1, 0.05, SHORTEST_BUSY_S)
+    late = client(busy=1.0, lag_s=2.5)
+    assert "event loop was up to 2500 ms late" in bottleneck(late, 0.1, 0.05, 1.0)
 
 
 @pytest.mark.parametrize(

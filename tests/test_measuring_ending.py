@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.measuring.ending import Look, ending, is_saturated
+from tuner.measuring.ending import FEWEST_TO_END, Look, ending, is_saturated
 from tuner.types import Interval, MeasureEnd, MeasureSpec
 
 NARROW = Interval(99.0, 101.0)
@@ -10,7 +10,7 @@ WIDE = Interval(80.0, 120.0)
 
 
 def look(interval=WIDE, sure=WIDE, **more):
-    given = {"elapsed_s": 10.0, "narrow_s": 1.0} | more
+    given = {"elapsed_s": 10.0, "blocks": FEWEST_TO_END} | more
     return Look(interval=interval, sure=sure, **given)
 
 
@@ -27,10 +27,10 @@ def test_narrow_interval_ends_it():
     assert ending(look(NARROW), MeasureSpec(precision=0.009), None) is None
 
 
-def test_interval_that_is_narrow_by_chance_does_not_end_it():
-    at_once = look(NARROW, elapsed_s=100.0, narrow_s=2.0)
-    assert ending(at_once, MeasureSpec(), None) is None
-    assert ending(replace(at_once, narrow_s=3.0), MeasureSpec(), None) is MeasureEnd.PRECISE
+def test_interval_of_few_blocks_does_not_end_it_however_narrow():
+    few = look(NARROW, blocks=FEWEST_TO_END - 1)
+    assert ending(few, MeasureSpec(), None) is None
+    assert ending(replace(few, blocks=FEWEST_TO_END), MeasureSpec(), None) is MeasureEnd.PRECISE
 
 
 def test_precision_of_nothing_never_ends_it():

@@ -85,7 +85,7 @@ def test_rows_tell_how_long_and_how_surely_it_was_measured() -> None:
     assert told["client"] == (
         "2 processes, busy 45% of the time; p99: loop 2.1 ms late, requests sent 0.0 ms late"
     )
-    assert told["energy"] == "1234 J"
+    assert told["energy"] == "1234 J of all devices, 0.154 J per output token"
 
 
 def test_rows_of_a_small_measurement_say_that_all_of_it_counts() -> None:

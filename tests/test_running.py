@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tuner.errors import EnvironmentProblem
 from tuner.load.client import LoadClient
 from tuner.load.request import Request
 from tuner.load.running import Pace, RunningLoad
@@ -249,6 +250,16 @@ async def test_running_load_raises_what_goes_wrong_in_the_client(pace: Pace) -> 
     with pytest.raises(ExceptionGroup) as raised:
         await records_of(RunningLoad(Broken(), requests(2), pace))
     assert raised.group_contains(KeyError)
+
+
+@pytest.mark.parametrize("pace", [Pace(concurrency=2), Pace(due_s=(0.0, 0.0))])
+async def test_running_load_raises_what_the_machine_lacks_as_it_is(pace: Pace) -> None:
+    class Lacking(SlowServer):
+        async def send(self, request: Request) -> RequestRecord:
+            raise EnvironmentProblem("no more files")
+
+    with pytest.raises(EnvironmentProblem, match="no more files"):
+        await records_of(RunningLoad(Lacking(), requests(2), pace))
 
 
 async def test_running_load_left_closes_the_connections() -> None:

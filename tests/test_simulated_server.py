@@ -202,6 +202,12 @@ def test_metrics_count_what_was_served():
             for sample in page["vllm:request_success"].samples
         }
         assert reasons == {"stop": 0, "length": 3, "abort": 0, "error": 0}
+        for name, length in (("prompt", 10), ("generation", 5)):
+            samples = page[f"vllm:request_{name}_tokens"].samples
+            below = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
+            assert list(below)[:7] == ["1.0", "2.0", "5.0", "10.0", "20.0", "50.0", "100.0"]
+            assert next(float(le) for le, count in below.items() if count == 3) == length
+            assert server.metric(f"vllm:request_{name}_tokens_sum") == 3 * length
 
 
 def test_metrics_tell_the_cache_that_the_log_tells(server):

@@ -247,6 +247,20 @@ async def test_spread_tells_that_a_process_does_not_start(
     assert workers() == []
 
 
+async def test_spread_tells_what_a_process_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    async with serving(60.0) as server, spread(server, 80, Pace(concurrency=80)) as load:
+        with pytest.raises(EnvironmentProblem, match="no further connection") as raised:
+            await load.ended(LIMIT_S)
+    assert "ulimit -n" in raised.value.hint
+    assert workers() == []
+
+
 async def test_spread_cancelled_leaves_no_process() -> None:
     async def run(server: Server) -> None:
         async with spread(server, 8, Pace(concurrency=4)) as load:

@@ -104,6 +104,17 @@ def test_stall_watch_never_claims_more_than_the_time_since_it_last_moved(
         assert 0 <= standstill.lasted_s <= now_s - idle_s + 1e-6
 
 
+def test_stall_watch_keeps_the_longest_standstill_until_told_to_forget_it() -> None:
+    watch = StallWatch(longest_gap_s=20.0)
+    for now_s in (0.0, 10.0, 20.0):
+        watch.saw(now_s, Look(5.0, in_flight=3))
+    watch.saw(30.0, Look(5.0, in_flight=0))  # all of them ran out of time
+    assert watch.standstill.lasted_s == 0.0
+    assert watch.longest.lasted_s == pytest.approx(20.0)
+    watch.forget()
+    assert watch.longest.lasted_s == 0.0
+
+
 @pytest.mark.parametrize(
     ("standstill", "words"),
     [

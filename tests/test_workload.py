@@ -467,6 +467,14 @@ async def test_mismatch_tells_prompts_that_the_server_counts_otherwise() -> None
     assert f"was counted as {wrong.prompt_tokens}" in told
 
 
+@pytest.mark.parametrize(("added", "voids"), [(1, False), (4, False), (5, True), (-1, True)])
+async def test_mismatch_lets_a_server_add_a_few_tokens_to_each(added: int, voids: bool) -> None:
+    requests = (await build(SPEC, WordTokenizer())).requests
+    counted = [record(r.index, (r.prompt_tokens or 0) + added) for r in requests]
+    assert bool(mismatch(counted, requests)) is voids
+    assert mismatch([*counted[1:], record(0, requests[0].prompt_tokens or 0)], requests)
+
+
 async def test_mismatch_says_nothing_of_texts() -> None:
     requests = (await build(SPEC, Absent())).requests
     assert mismatch([record(0, 12345)], requests) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -96,7 +97,8 @@ def test_worker_killed_under_load_is_named_as_vllm_lets_one_know(study):
 def test_engine_that_stands_still_under_load_hangs_and_is_tried_once_more(study):
     [attempt] = study.trials[2]["tuner:attempts"]
     assert (attempt["cause"], attempt["stage"]) == ("hang", "load")
-    assert "no token for 8 s while 4 requests run" in attempt["line"]
+    # How many run is what the server said last, some steps before it stood still.
+    assert re.search(r"no token for 8 s while \d requests? runs? and \d+ wait", attempt["line"])
 
 
 def test_study_goes_on_after_each_of_them(study):

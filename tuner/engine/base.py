@@ -76,6 +76,12 @@ class Server(Protocol):
     def device_use(self) -> DeviceUse:
         """Peaks of device and host memory since the launch."""
 
+    def energy_j(self, start_s: float, end_s: float) -> float | None:
+        """Joules that the devices took from `start_s` to `end_s`, of the server's life.
+
+        None where they do not tell. Times are those of `time.perf_counter`.
+        """
+
     async def died(self) -> Failure:
         """Return when the server is dead or its engine has died, and say why."""
 

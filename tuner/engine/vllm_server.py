@@ -220,6 +220,10 @@ class VllmServer:
         self._life.sample()
         return self._life.device.use()
 
+    def energy_j(self, start_s: float, end_s: float) -> float | None:
+        """See `tuner.engine.base.Server`."""
+        return self._life.device.energy.between_j(start_s, end_s)
+
     async def died(self) -> Failure:
         """See `tuner.engine.base.Server`."""
         return await asyncio.shield(self._death)

@@ -68,7 +68,8 @@ class LoadClient:
     async def send(self, request: Request) -> RequestRecord:
         """Send one request and follow its stream to the end.
 
-        Never raises for what the server does. The status is
+        Never raises for what the server does; `tuner.load.pool.NoMoreConnections` is this
+        machine's doing. The status is
 
         - REJECTED: a 4xx, or an answer cut off because prompt and answer exceed the
           context: older versions of vLLM refuse such a request, newer ones shorten it.

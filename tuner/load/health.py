@@ -2,7 +2,7 @@
 
 A client that is short of CPU sends late, and that looks like a slow server where its lateness
 is within the latencies, and like a fast one where its own pace hides the queue. Three signs:
-how much of its time the event loop's thread is busy, how late requests are sent, how late the
+in how much of the time the event loop's thread runs, how late requests are sent, how late the
 loop runs what is due. When tokens arrived is the kernel's to say (`tuner.load.arrivals`): a
 loop that is late to read them does no harm to their times.
 """
@@ -10,6 +10,7 @@ loop that is late to read them does no harm to their times.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 
@@ -22,6 +23,9 @@ TICK_S = 0.02
 
 BUSY_SPAN_S = 1.0
 """The busy share is taken of spans of this length, so that no idle tail dilutes it."""
+
+SHORTEST_BUSY_S = 2 * BUSY_SPAN_S
+"""A load shorter than this is mostly its start, which is busy: its busy share tells nothing."""
 
 BUSY_PERCENTILE = 90
 """Busy spans count once they are a tenth of the load: more than its start, when all
@@ -114,11 +118,14 @@ def health(
 
 
 def bottleneck(
-    client: ClientHealth, typical_request_s: float, ttft_p99_s: float | None = None
+    client: ClientHealth,
+    typical_request_s: float,
+    ttft_p99_s: float | None = None,
+    load_s: float = math.inf,
 ) -> str:
     """Why the client and not the server may have set the pace; empty if it did not.
 
-    - It was busy (`BUSY`).
+    - It was busy (`BUSY`), in a load of `SHORTEST_BUSY_S` and more.
     - Requests of an open loop were sent late by `LATE_SHARE` of what is measured from when they
       were due.
     - Its loop stood still for as long as a typical request takes. The server then idles up to
@@ -132,11 +139,12 @@ def bottleneck(
             such a load is void for reasons of its own.
         ttft_p99_s: of the served requests; None leaves lateness to be compared with
             `typical_request_s`.
+        load_s: how long the load lasted.
     """
     if typical_request_s <= 0:
         return ""
     processes = "its process" if client.processes == 1 else f"one of its {client.processes}"
-    if client.cpu_share >= BUSY:
+    if client.cpu_share >= BUSY and load_s >= SHORTEST_BUSY_S:
         return f"{processes} was busy {client.cpu_share:.0%} of the time"
     compared_s = typical_request_s if ttft_p99_s is None else ttft_p99_s
     if client.lateness_p99_s > max(SLACK_S, LATE_SHARE * compared_s):

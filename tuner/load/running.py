@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol
 
+from tuner.errors import EnvironmentProblem
 from tuner.load.health import LoopWatch, health
 from tuner.load.request import Request
 from tuner.types import ClientHealth, RequestRecord
@@ -127,11 +128,15 @@ class RunningLoad:
         """See `Load`.
 
         Raises:
-            BaseExceptionGroup: of what went wrong within the client itself.
+            EnvironmentProblem: the sender has no means to go on (`tuner.load.pool`).
+            BaseExceptionGroup: of what else went wrong within the client itself.
         """
         done, _ = await asyncio.wait({self._driving}, timeout=within_s)
         if done:
-            await self._driving
+            try:
+                await self._driving
+            except BaseExceptionGroup as group:
+                raise _expected(group) or group from None
         return bool(done)
 
     def health(self) -> ClientHealth:
@@ -216,3 +221,14 @@ class RunningLoad:
                 self._launch(place, max(due_s, record.end_s))
         if self._pace.due_s is None:
             self._fill()
+
+
+def _expected(group: BaseExceptionGroup[BaseException]) -> EnvironmentProblem | None:
+    """The first problem of this machine in a group of nothing else."""
+    found, rest = group.split(EnvironmentProblem)
+    if found is None or rest is not None:
+        return None
+    problem: BaseException = found
+    while isinstance(problem, BaseExceptionGroup):
+        problem = problem.exceptions[0]
+    return problem if isinstance(problem, EnvironmentProblem) else None

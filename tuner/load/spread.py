@@ -30,6 +30,9 @@ START_DELAY_S = 0.25
 
 _READY_LIMIT_S = 60.0
 
+_PROBLEM_PARTS = 2
+"""A message and a hint: a process's last word, in place of what came of its load."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -70,7 +73,8 @@ class SpreadLoad:
     entering it takes until the processes are ready, leaving it ends them.
 
     Raises:
-        EnvironmentProblem: on entering and in `ended`: a process ended before its load.
+        EnvironmentProblem: on entering and in `ended`: a process ended before its load, or has
+            no means to go on with it.
     """
 
     def __init__(
@@ -173,7 +177,10 @@ class SpreadLoad:
         """Take what a process tells, to its end."""
         is_done = False
         while not is_done:
-            worker.sent, rows, lags_s, worker.busy_share, is_done = await worker.receive()
+            told = await worker.receive()
+            if len(told) == _PROBLEM_PARTS:
+                raise EnvironmentProblem(*told)
+            worker.sent, rows, lags_s, worker.busy_share, is_done = told
             self.records += [record_of(row) for row in rows]
             worker.lags_s += lags_s
 

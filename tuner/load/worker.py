@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 
+from tuner.errors import EnvironmentProblem
 from tuner.load.client import LoadClient
 from tuner.load.running import Pace, RunningLoad
 from tuner.load.wire import PackedRequests, frame, receive, row_of
@@ -40,7 +41,11 @@ async def work(output: int) -> None:
         load.start_s = await receive(orders)
         async with load:
             stopping = asyncio.create_task(_stop_when_told(orders, load))
-            await _tell(load, parent)
+            try:
+                await _tell(load, parent)
+            except EnvironmentProblem as problem:
+                parent.write(frame((problem.message, problem.hint)))
+                await parent.drain()
             stopping.cancel()
 
 

@@ -44,6 +44,9 @@ __all__ = [
     "too_long",
 ]
 
+MOST_ADDED_TOKENS = 4
+"""Of a server that puts something of its own before each prompt, such as a BOS token."""
+
 WARMUP_OUTPUT_TOKENS = 32
 """Longest warm-up answer: enough for decoding to run warm, short enough not to cost a trial
 much time."""
@@ -133,7 +136,10 @@ def too_long(spec: WorkloadSpec, max_model_len: int) -> int:
 def mismatch(records: Sequence[RequestRecord], requests: Sequence[Request]) -> str:
     """Why prompts are not as long as they were made, by the server's count; empty if they are.
 
-    Only of prompts of ids that were answered: the length of others is the server's to say.
+    Only of prompts of ids that were answered: the length of others is the server's to say. Up
+    to `MOST_ADDED_TOKENS` more, the same number for every prompt, are the server's way of
+    serving them (vLLM adds none to ids): each configuration has them, and they cost as good as
+    nothing.
     """
     made = {request.index: request.prompt_tokens for request in requests}
     counted = [
@@ -144,7 +150,8 @@ def mismatch(records: Sequence[RequestRecord], requests: Sequence[Request]) -> s
         and (wanted := made.get(record.index)) is not None
     ]
     wrong = [(wanted, got) for wanted, got in counted if wanted != got]
-    if not wrong:
+    added = {got - wanted for wanted, got in counted}
+    if not wrong or (len(added) == 1 and 0 < min(added) <= MOST_ADDED_TOKENS):
         return ""
     wanted, got = wrong[0]
     return (

@@ -23,10 +23,12 @@ from tuner.types import Interval, ObjectiveSpec
 _CORRELATED = 0.25
 """Lag-1 correlation of blocks from which two are joined to one."""
 
-LEAST_ERROR = 0.004
+LEAST_ERROR = 0.006
 """Standard error as a share of the score below which blocks of one run prove nothing: where all
-requests are alike, blocks are too, and runs still differ by 0.6 % (`tests/bench/measuring.py`,
-fixed lengths)."""
+requests are alike, blocks are too, but the machine's pace wanders more slowly than they follow
+each other, and runs differ by 0.7 % (`tests/bench/measuring.py`, fixed lengths: blocks of 10 s
+had a correlation of 0.48, the next but one of 0.26, which some twenty blocks often do not show).
+One run thus never promises more than some ±1.2 %."""
 
 _MOST_PASSED_ON = 0.8
 """Of few blocks it cannot be told how much more it is."""
@@ -158,9 +160,15 @@ class Estimate:
     error: float
     blocks: int
 
-    def interval(self, confidence: float) -> Interval:
-        """Where the score lies."""
-        half = float(stats.t.ppf(0.5 + confidence / 2, self.blocks - 1)) * self.error
+    def interval(self, confidence: float, looks: int = 1) -> Interval:
+        """Where the score lies.
+
+        Args:
+            looks: how many independent ones there were at it, of which any could have been the
+                last: each has its part of the error that may be made (Bonferroni).
+        """
+        beyond = (1 - confidence) / looks / 2
+        half = float(stats.t.isf(beyond, self.blocks - 1)) * self.error
         return Interval(max(0.0, self.score - half), self.score + half, confidence)
 
 
@@ -175,14 +183,14 @@ def estimate(blocks: Sequence[Block], objective: ObjectiveSpec) -> Estimate | No
     if len(blocks) < FEWEST_BLOCKS:
         return None
     pseudo = _pseudo_values(blocks, objective)
-    while len(blocks) >= 2 * FEWEST_BLOCKS and _lag_one(pseudo) > _CORRELATED:
+    while len(blocks) >= 2 * FEWEST_BLOCKS and _passed_on(pseudo) > _CORRELATED:
         blocks = [a + b for a, b in zip(blocks[-2::-2], blocks[::-2], strict=False)][::-1]
         pseudo = _pseudo_values(blocks, objective)
     score = block_score(total(blocks), objective)
     if score <= 0:
         return None
     error = float(pseudo.std(ddof=1)) / len(blocks) ** 0.5
-    passed_on = min(_MOST_PASSED_ON, max(0.0, _lag_one(pseudo)))
+    passed_on = min(_MOST_PASSED_ON, max(0.0, _passed_on(pseudo)))
     error *= ((1 + passed_on) / (1 - passed_on)) ** 0.5
     return Estimate(score, max(error, LEAST_ERROR * score), len(blocks))
 
@@ -194,6 +202,16 @@ def _pseudo_values(blocks: Sequence[Block], objective: ObjectiveSpec) -> Floats:
         [count * all_in - (count - 1) * block_score(whole - block, objective) for block in blocks],
         dtype=np.float64,
     )
+
+
+def _passed_on(values: Floats) -> float:
+    """Correlation of each value with the next, in the long run.
+
+    Taken around the values' own mean it comes out too low, by (1 + 4 r) / n (Marriott and Pope
+    1954): of eight blocks with a correlation of a half, an eighth shows.
+    """
+    found = _lag_one(values)
+    return found + (1 + 4 * found) / len(values)
 
 
 def _lag_one(values: Floats) -> float:

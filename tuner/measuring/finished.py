@@ -23,6 +23,7 @@ import numpy as np
 
 from tuner.load.workload import Request
 from tuner.measuring.blocks import estimate
+from tuner.measuring.ending import LOOKS
 from tuner.measuring.lookout import Lookout, counters_within
 from tuner.metrics.page import GENERATION_TOKENS, PROMPT_TOKENS, Snapshot
 from tuner.metrics.serving import Span, measurement
@@ -45,6 +46,9 @@ from tuner.types import (
 
 CUT_OFF = frozenset({MeasureEnd.WORSE, MeasureEnd.SATURATED, MeasureEnd.TIME})
 """Ends that do not wait for the requests in flight."""
+
+_CHOSEN = frozenset({MeasureEnd.PRECISE, MeasureEnd.WORSE})
+"""Ends at a moment that the interval itself chose, among many: it is wider then."""
 
 WRONG_LENGTH = 0.05
 """The mean length of the answers may be off what was asked for by this share."""
@@ -98,7 +102,8 @@ def figures(
         found = _as_counted(found, lookout, span or _whole(load.samples))
     sure = None if cuts is None else estimate(lookout.blocks(cuts), objective)
     if sure is not None and objective.maximize is not Metric.MAX_RATE:
-        interval = _around(score(found, objective), sure.interval(measure.confidence))
+        looks = LOOKS if load.end in _CHOSEN else 1
+        interval = _around(score(found, objective), sure.interval(measure.confidence, looks))
         found = replace(found, interval=interval, blocks=sure.blocks)
     return replace(found, end=load.end), span
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tuner.load.pool import most_connections
+from tuner.load.workload import schedule
 from tuner.measuring.rates import RateFinder
 from tuner.measuring.session import Run, Session
 from tuner.measuring.window import after_first_generation
@@ -22,6 +24,7 @@ WIDEST = 256.0
 
 _MOST_IN_FLIGHT = 20_000.0
 _DEFAULT_RATE_PER_S = 1.0
+"""Where to start with a trace that has no times."""
 
 
 async def highest_load(session: Session, spec: WorkloadSpec) -> Measurement:
@@ -32,11 +35,11 @@ async def highest_load(session: Session, spec: WorkloadSpec) -> Measurement:
     """
     asked = session.asked
     is_closed = spec.concurrency is not None
-    start = asked.incumbent or spec.concurrency or spec.request_rate_per_s or _DEFAULT_RATE_PER_S
+    start = asked.incumbent or spec.concurrency or _rate_per_s(spec)
     finder = RateFinder(
         float(start),
         least=1.0 if is_closed else start / WIDEST,
-        most=min(_MOST_IN_FLIGHT, start * WIDEST) if is_closed else start * WIDEST,
+        most=min(start * WIDEST, _most_in_flight()) if is_closed else start * WIDEST,
         needed=max(limit.percentile for limit in asked.objective.slo) / 100,
         whole=is_closed,
         confidence=asked.measure.confidence,
@@ -51,6 +54,21 @@ async def highest_load(session: Session, spec: WorkloadSpec) -> Measurement:
     met = [probe.load for probe in found.probes if probe.met and probe.load <= found.load]
     shown = max(met, default=min(runs))
     return replace(runs[shown].measurement, rate=found)
+
+
+def _most_in_flight() -> float:
+    """The highest concurrency to try: each request in flight has a connection of its own."""
+    return min(_MOST_IN_FLIGHT, float(most_connections()))
+
+
+def _rate_per_s(spec: WorkloadSpec) -> float:
+    """Of an open loop: as asked for, or as a trace was recorded."""
+    if spec.request_rate_per_s is not None:
+        return spec.request_rate_per_s
+    due_s = schedule(spec)
+    if not due_s or due_s[-1] <= 0:
+        return _DEFAULT_RATE_PER_S
+    return (len(due_s) - 1) / due_s[-1]
 
 
 def _at(spec: WorkloadSpec, load: float) -> WorkloadSpec:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from tuner.measuring.blocks import estimate
-from tuner.measuring.ending import SURE, Look, ending, is_narrow, is_saturated
+from tuner.measuring.ending import LOOKS, SURE, Look, ending, is_saturated
 from tuner.measuring.lookout import Lookout, Seen
 from tuner.measuring.proportions import at_least, at_most
 from tuner.measuring.window import met_a_loaded_server
@@ -68,7 +68,6 @@ class ScoreJudge:
         self._lookout = Lookout(objective.slo, concurrency)
         self._can_saturate = concurrency is None and objective.maximize is not Metric.GOODPUT
         self._queue = _Queue()
-        self._narrow_since_s: float | None = None
 
     def end(self, seen: Seen) -> MeasureEnd | None:
         """See `Judge`."""
@@ -84,18 +83,13 @@ class ScoreJudge:
         found = estimate(blocks, self._objective)
         look = Look(
             seen.elapsed_s,
-            interval=found.interval(self._measure.confidence) if found else None,
+            interval=found.interval(self._measure.confidence, LOOKS) if found else None,
             sure=found.interval(SURE) if found else None,
             settled=cuts is not None and cuts.whole,
+            blocks=len(blocks),
             queue=self._queue.waiting,
             sent=self._queue.sent,
         )
-        if not is_narrow(look, self._measure):
-            self._narrow_since_s = None
-        elif self._narrow_since_s is None:
-            self._narrow_since_s = seen.elapsed_s
-        if self._narrow_since_s is not None:
-            look = replace(look, narrow_s=seen.elapsed_s - self._narrow_since_s)
         if look.interval is not None and found is not None:
             self.known = f"score {found.score:.1f} ±{look.interval.half_width:.1%}"
         return look

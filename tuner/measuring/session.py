@@ -1,9 +1,9 @@
 """One server under the workload, from the warm-up to a measurement.
 
 The load runs and the server's counters are read meanwhile; every second it is asked whether
-enough was seen (`tuner.measuring.ending`). A load that turns out to be too much for the client's
-one process is driven once more by several, with other prompts, so that no figure is the client's
-own.
+enough was seen (`tuner.measuring.ending`). A load that the client could not drive is driven once
+more with other prompts, by several processes where one was too busy, so that no figure is the
+client's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tuner.load.client import LoadClient
 from tuner.load.health import BUSY, bottleneck
 from tuner.load.running import Load, Pace, RunningLoad
 from tuner.load.spread import SpreadLoad, Target
-from tuner.load.workload import Request, Tokenizer, Workload
+from tuner.load.workload import Request, Tokenizer, Workload, mismatch
 from tuner.measuring.finished import (
     CUT_OFF,
     Finished,
@@ -36,7 +36,7 @@ from tuner.measuring.lookout import Seen
 from tuner.metrics.histograms import with_clients_means
 from tuner.metrics.page import Snapshot
 from tuner.metrics.scrape import MetricsWatcher, Stalled
-from tuner.metrics.serving import Span
+from tuner.metrics.serving import Span, whole_span
 from tuner.types import (
     ClientHealth,
     MeasureEnd,
@@ -59,6 +59,10 @@ PROGRESS_S = 0.25
 
 TIMED_OUT_SHARE = 0.5
 """Requests that time out while nothing has moved for this share of their time: a hang."""
+
+REPEATS = 2
+"""How often a load is measured again as it was because the client could not drive it: a busy
+moment of the machine is no reason to end a study, three in a row are."""
 
 SETTLE_S = 15.0
 """vLLM lets go of a request whose client has left within a step or two."""
@@ -133,11 +137,16 @@ class Run:
 
 
 class ClientTooSlow(EnvironmentProblem):
-    """The load generator set the pace: what it saw is void."""
+    """The load generator set the pace, each time: what it saw is void.
 
-    def __init__(self, why: str) -> None:
+    Args:
+        why: at the last of the `tries`.
+    """
+
+    def __init__(self, why: str, tries: int) -> None:
         super().__init__(
-            f"the load generator was the bottleneck, not the server: {why}",
+            f"the load generator was the bottleneck, not the server (load tried {tries} times): "
+            f"{why}",
             "Nothing was measured. Leave it a free core of its own (a server bound to the others, "
             "nothing else on the machine), or ask for less load.",
         )
@@ -183,26 +192,29 @@ class Session:
         """Send the requests of `spec`, each in a round of its own, until enough was seen.
 
         Raises:
-            ClientTooSlow: also several processes cannot drive this load.
+            ClientTooSlow: the client cannot drive this load: not in several processes where it
+                was busy, nor at another time.
             CounterReset, ScrapeError: the server was restarted, or does not tell.
+            NoMoreConnections: the load needs more than the machine has.
             Stalled: it hangs.
         """
+        tries = repeats = 0
         while True:
             workload = await self._prepare(self._client, spec, self._rounds)
             self._rounds += 1
             run = await self._measured(workload, spec)
-            ttft_s = run.measurement.ttft_s
-            problem = bottleneck(
-                run.driven.client,
-                typical_s(run.records),
-                ttft_s.p99 if ttft_s is not None else None,
-            )
+            problem = _too_slow(run)
             if not problem:
                 self.runs.append(run)
                 return run
-            if run.driven.client.cpu_share < BUSY or self.processes >= most_processes():
-                raise ClientTooSlow(problem)
-            self.processes = min(2 * self.processes, most_processes())
+            tries += 1
+            if run.driven.client.cpu_share >= BUSY and self.processes < most_processes():
+                self.processes = min(2 * self.processes, most_processes())
+            elif repeats < REPEATS:
+                repeats += 1
+            else:
+                raise ClientTooSlow(problem, tries)
+            await self.settle()
 
     async def _measured(self, workload: Workload, spec: WorkloadSpec) -> Run:
         pace = Pace(spec.concurrency, workload.arrivals_s)
@@ -211,7 +223,8 @@ class Session:
         driven = await self._drive(workload.requests, pace, "measuring", judge)
         records = driven.records
         self._must_not_hang(records)
-        if problem := wrong_length(records, workload.requests):
+        requests = workload.requests
+        if problem := wrong_length(records, requests) or mismatch(records, requests):
             raise WrongLength(problem)
         counters = await self.watcher.window()
         load = Finished(records, self.watcher.samples, counters, driven.end, driven.stopped_s)
@@ -333,7 +346,18 @@ class _Watching:
 
 
 class WrongLength(Exception):
-    """The answers are not as long as was asked for: the measurement is void."""
+    """Answers or prompts are not as long as was asked for: the measurement is void."""
+
+
+def _too_slow(run: Run) -> str:
+    """Why it says nothing of the server; empty if the client kept up."""
+    ttft_s = run.measurement.ttft_s
+    return bottleneck(
+        run.driven.client,
+        typical_s(run.records),
+        ttft_s.p99 if ttft_s is not None else None,
+        whole_span(run.records).length_s,
+    )
 
 
 def most_processes() -> int:

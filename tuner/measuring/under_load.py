@@ -29,7 +29,7 @@ async def measure(
         ClientTooSlow: the load generator could not drive the load.
         CounterReset, ScrapeError, Stalled: see `tuner.metrics.scrape`.
         TokenizeError: the server broke while the prompts were made.
-        WrongLength: the answers are not as long as was asked for.
+        WrongLength: answers or prompts are not as long as was asked for.
     """
     workload = asked.workload
     timeout_s = workload.request_timeout_s

@@ -1,4 +1,4 @@
-"""Memory of the GPUs and of the host, seen from outside the server.
+"""Memory and energy of the GPUs, and memory of the host, seen from outside the server.
 
 GPUs are read through NVML (nvidia-ml-py). Where there is no NVIDIA driver everything here
 is empty and works all the same.
@@ -16,9 +16,11 @@ from typing import Protocol, cast
 import psutil
 
 from tuner.errors import EnvironmentProblem
+from tuner.metrics.energy import EnergyMeter
 from tuner.types import DeviceUse
 
 _GIB = 2**30
+_MJ_PER_J = 1000
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode of the first one, which a container does not have (linux/proc_ns.h)."""
 
@@ -50,6 +52,7 @@ class Nvml(Protocol):
     def nvmlDeviceGetName(self, handle: object, /) -> str: ...
     def nvmlDeviceGetUUID(self, handle: object, /) -> str: ...
     def nvmlDeviceGetMemoryInfo(self, handle: object, /) -> NvmlMemory: ...
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object, /) -> int: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: object, /) -> Sequence[NvmlProcess]: ...
 
 
@@ -76,7 +79,10 @@ class Holder:
 
 
 class DeviceMonitor:
-    """The GPUs a server may use, their memory now and at its peak.
+    """The GPUs a server may use: their memory now and at its peak, and the energy they take.
+
+    Attributes:
+        energy: of all of them together, read with each `sample`.
 
     Args:
         env: the server's environment; its CUDA_VISIBLE_DEVICES (indices, UUIDs or their
@@ -104,6 +110,20 @@ class DeviceMonitor:
         self.memory_total_gib = tuple(info.total / _GIB for info in memory)
         self._device_peak_gib = tuple(0.0 for _ in memory)
         self._host_peak_gib: float | None = None
+        self.energy = EnergyMeter(self.energy_used_j)
+
+    def energy_used_j(self) -> float | None:
+        """Joules that the devices have taken since the driver was loaded, whoever used them.
+
+        None without a device, and where one does not count: before Volta, and parts of a GPU.
+        """
+        try:
+            taken = [
+                self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles
+            ]
+        except self._nvml.NVMLError:
+            return None
+        return sum(taken) / _MJ_PER_J if taken else None
 
     def memory_used_gib(self) -> tuple[float, ...]:
         """Used memory of each device now, whoever uses it.
@@ -122,13 +142,15 @@ class DeviceMonitor:
             ) from error
 
     def reset(self) -> None:
-        """Forget the peaks: a new server is started."""
+        """Forget the peaks and the energy: a new server is started."""
         self._device_peak_gib = tuple(0.0 for _ in self._handles)
         self._host_peak_gib = None
+        self.energy.reset()
 
     def sample(self, processes: Iterable[psutil.Process] = ()) -> None:
-        """Look at the devices, and at the host memory of `processes`, and keep the peaks."""
+        """Look at the devices, and at the host memory of `processes`; keep the peaks."""
         used = self.memory_used_gib()
+        self.energy.sample()
         self._device_peak_gib = tuple(map(max, self._device_peak_gib, used))
         host = host_memory_gib(processes)
         if host is not None:

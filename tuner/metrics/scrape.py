@@ -127,8 +127,9 @@ class MetricsWatcher:
 
     @property
     def standstill(self) -> Standstill:
-        """For how long nothing has moved by now, with requests in flight."""
-        return self._stall.standstill
+        """For how long nothing has moved at the longest in this window, with requests in
+        flight."""
+        return self._stall.longest
 
     async def guard(self, load: Coroutine[Any, Any, T]) -> T:
         """Run `load`, but no longer than the server is worth it; else it is cancelled.
@@ -157,6 +158,7 @@ class MetricsWatcher:
         self._histograms = await self._read_histograms()
         self._start = await self._look(_SCRAPE_TIMEOUT_S)
         self._samples = [self._start]
+        self._stall.forget()
 
     @property
     def samples(self) -> Sequence[Snapshot]:

@@ -75,14 +75,31 @@ class StallWatch:
         self._seen_s: float | None = None
         self._progress: Hashable | None = None
         self._still = Standstill()
+        self._longest = Standstill()
 
     @property
     def standstill(self) -> Standstill:
         """As of the last look."""
         return self._still
 
+    @property
+    def longest(self) -> Standstill:
+        """The longest since `forget`, also where it is over: requests that ran out of time in
+        it are under way no more."""
+        return self._longest
+
+    def forget(self) -> None:
+        """What was before does not count any more in `longest`."""
+        self._longest = self._still
+
     def saw(self, now_s: float, look: Look) -> Standstill:
         """Take a look into account; how long nothing has moved by now."""
+        self._still = self._after(now_s, look)
+        if self._still.lasted_s >= self._longest.lasted_s:
+            self._longest = self._still
+        return self._still
+
+    def _after(self, now_s: float, look: Look) -> Standstill:
         gap_s = 0.0 if self._seen_s is None else now_s - self._seen_s
         self._seen_s = now_s
         moved = False
@@ -92,13 +109,10 @@ class StallWatch:
         else:
             moved, self._progress = look.progress != self._progress, look.progress
         if moved or not look.in_flight:
-            self._still = Standstill(last=look)
-            return self._still
+            return Standstill(last=look)
         counted_s = gap_s if gap_s <= self._longest_gap_s else 0.0
-        self._still = Standstill(
-            self._still.lasted_s + counted_s, silent=look.progress is None, last=look
-        )
-        return self._still
+        lasted_s = self._still.lasted_s + counted_s
+        return Standstill(lasted_s, silent=look.progress is None, last=look)
 
 
 def _requests(count: int) -> str:

@@ -151,7 +151,13 @@ def _device_rows(measured: Measurement) -> Iterator[tuple[str, str]]:
     if measured.device.host_peak_gib is not None:
         yield "host memory", f"peak {measured.device.host_peak_gib:.2f} GiB"
     if measured.energy_j is not None:
-        yield "energy", f"{measured.energy_j:.0f} J"
+        yield "energy", _energy(measured, measured.energy_j)
+
+
+def _energy(measured: Measurement, energy_j: float) -> str:
+    tokens = measured.output_throughput_tokens_per_s * measured.window_s
+    each = f", {energy_j / tokens:.3g} J per output token" if tokens > 0 else ""
+    return f"{energy_j:.0f} J of all devices{each}"
 
 
 def _client(client: ClientHealth) -> str:

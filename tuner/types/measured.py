@@ -161,7 +161,8 @@ class ClientHealth:
     Attributes:
         loop_lag_p99_s: how late its event loop ran what was due.
         lateness_p99_s: how late requests were sent; 0 in a closed loop.
-        cpu_share: of the core that each of its processes has.
+        cpu_share: share of the time that the loop's thread ran, in all but the busiest tenth of
+            the seconds; of several processes the busiest.
         processes: that the load was spread over.
     """
 

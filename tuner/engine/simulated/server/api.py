@@ -196,6 +196,8 @@ class Api:
             self._engine.abort(request_id)
             self._metrics.finished[ending] += 1
             self._metrics.e2e_s.observe(time.monotonic() - begin_s)
+            self._metrics.request_prompt_tokens.observe(len(asked.prompt))
+            self._metrics.request_generation_tokens.observe(generation.out)
             if (tpot_s := generation.tpot_s) is not None:
                 self._metrics.tpot_s.observe(tpot_s)
         self._answered += 1

@@ -17,7 +17,7 @@ from tuner.engine.simulated.settings import EngineSettings
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# vLLM's buckets (vllm/v1/metrics/loggers.py).
+# vLLM's buckets (vllm/v1/metrics/buckets.py).
 _TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
     *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -30,6 +30,13 @@ _E2E_BUCKETS_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
+
+
+def _token_buckets(most: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50 and so on, up to the context."""
+    series = (digit * 10.0**power for power in range(len(str(most))) for digit in (1, 2, 5))
+    return tuple(bound for bound in series if bound <= most)
+
 
 MALFORMED = 'vllm:num_preemptions_total{engine="0",model_name= twelve\n'
 
@@ -81,6 +88,8 @@ class Metrics:
         self.itl_s = Histogram(_ITL_BUCKETS_S)
         self.tpot_s = Histogram(_ITL_BUCKETS_S)
         self.e2e_s = Histogram(_E2E_BUCKETS_S)
+        self.request_prompt_tokens = Histogram(_token_buckets(plan.max_model_len))
+        self.request_generation_tokens = Histogram(_token_buckets(plan.max_model_len))
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._labels = {"engine": "0", "model_name": model_name}
         self._info = _cache_info(settings, plan)
@@ -132,6 +141,8 @@ class Metrics:
             ("vllm:inter_token_latency_seconds", "Inter-token latency.", self.itl_s),
             ("vllm:request_time_per_output_token_seconds", _TPOT, self.tpot_s),
             ("vllm:e2e_request_latency_seconds", "End to end latency.", self.e2e_s),
+            ("vllm:request_prompt_tokens", _PROMPTS, self.request_prompt_tokens),
+            ("vllm:request_generation_tokens", _ANSWERS, self.request_generation_tokens),
         ):
             yield _Family(name, "histogram", text, tuple(histogram.samples(name)))
         info = "vllm:cache_config_info"
@@ -141,6 +152,8 @@ class Metrics:
 _RUNNING = "Number of requests in model execution batches."
 _WAITING = "Number of requests waiting to be processed."
 _TPOT = "Time per output token, of a request."
+_PROMPTS = "Number of prefill tokens processed, of a request."
+_ANSWERS = "Number of generation tokens processed, of a request."
 _USAGE = "KV-cache usage. 1 means 100 percent usage."
 
 _COUNTERS = (
