@@ -34,6 +34,7 @@ LAYERS = [
     {"study", "workbench", "export", "report", "simulation"},
     {"commands"},
     {"cli"},
+    {"entry"},
 ]
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 

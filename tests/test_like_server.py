@@ -355,3 +355,31 @@ def test_kept_workload_comes_back_as_it_was(tmp_path: Path) -> None:
     found = replace(workload(), input_tokens=lengths, request_rate_per_s=1 / 3)
     workload_file.write(tmp_path, asked, found)
     assert workload_file.read(tmp_path, asked) == found
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        "1e300:400 +Inf:400",
+        "nan:1 +Inf:400",
+        "-5:10 +Inf:400",
+        "1:400 10:40 +Inf:400",
+        "1:-3 10:40 +Inf:400",
+        "1:0 +Inf:1e308",
+    ],
+)
+async def test_histogram_that_makes_no_sense_is_refused(
+    production: Production, prompts: str
+) -> None:
+    production.pages = [page(prompts=prompts)]
+    with pytest.raises(InputError, match="request_prompt_tokens"):
+        await production.look()
+
+
+async def test_histogram_of_one_open_bucket_is_read_by_its_mean(production: Production) -> None:
+    sums = f"vllm:request_prompt_tokens_sum{{{LABELS}}} 40000\n"
+    counts = f"vllm:request_prompt_tokens_count{{{LABELS}}} 400\n"
+    production.pages = [page(prompts="+Inf:400") + sums + counts]
+    seen = await production.look()
+    assert seen.workload.input_tokens is not None
+    assert seen.workload.input_tokens.mean == pytest.approx(100, rel=0.02)

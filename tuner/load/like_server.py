@@ -23,7 +23,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from tuner.errors import InputError
-from tuner.load.lengths import draw, mean_of_bins
+from tuner.load.lengths import LONGEST_TOKENS, draw, mean_of_bins
 from tuner.metrics.page import ENDED, PREFIX_HITS, PREFIX_QUERIES, PROCESS_START
 from tuner.types import (
     LengthBin,
@@ -48,6 +48,9 @@ MISLEADING = 2.0
 
 LEAST_SHARED_TOKENS = 16
 """A block of the prefix cache; what is shared of less is not shared."""
+
+_MOST_COUNTED = 2.0**53
+"""No count of requests comes near, and floats stop counting there."""
 
 _TIMEOUT_S = 10.0
 _MOST_BYTES = 1 << 24
@@ -93,8 +96,16 @@ async def resolved(spec: WorkloadSpec, *, look_s: float = LOOK_S) -> Seen:
             passed_s = time.monotonic() - began_s
             rate, basis = _rate(second, second.ended - first.ended, passed_s)
         context = await _context(session, url)
-    sent = _scaled(_spec_of(inputs, context), spec.input_scale, spec.max_input_tokens)
-    asked = _scaled(_spec_of(outputs, context), spec.output_scale, spec.max_output_tokens)
+    sent = _scaled(
+        _spec_of(inputs, first.mean(PROMPT_LENGTHS), context),
+        spec.input_scale,
+        spec.max_input_tokens,
+    )
+    asked = _scaled(
+        _spec_of(outputs, first.mean(ANSWER_LENGTHS), context),
+        spec.output_scale,
+        spec.max_output_tokens,
+    )
     prefix = _prefix(sent, first.hit_share)
     workload = replace(
         spec,
@@ -174,20 +185,35 @@ class _Page:
         found: list[tuple[float, float]] = []
         for (sample, bound), count in self.values.items():
             if sample == f"{name}_bucket":
-                try:
-                    found.append((float(bound), count))
-                except ValueError as problem:
-                    raise InputError(
-                        f"{self.url}: {name} has a bucket up to {bound!r}", _HINT
-                    ) from problem
+                found.append((self._bound(name, bound), count))
         if not found:
             raise InputError(f"{self.url} has no {name}.", _HINT)
-        if max(count for _, count in found) <= 0:
+        found.sort()
+        counts = [count for _, count in found]
+        if counts[0] < 0 or counts != sorted(counts) or counts[-1] > _MOST_COUNTED:
+            raise InputError(f"{self.url}: the buckets of {name} make no sense.", _HINT)
+        if counts[-1] <= 0:
             raise InputError(
                 f"{self.url}: the server has answered no request yet.",
                 "Ask one that has served what you want to tune for.",
             )
-        return tuple(sorted(found))
+        return tuple(found)
+
+    def mean(self, name: str) -> float | None:
+        """Of a histogram's lengths, exactly; None where the page does not tell."""
+        total, count = self.value((f"{name}_sum",)), self.value((f"{name}_count",))
+        if total is None or not count or not 0 < total / count <= LONGEST_TOKENS:
+            return None
+        return total / count
+
+    def _bound(self, name: str, text: str) -> float:
+        try:
+            bound = float(text)
+        except ValueError:
+            bound = -1.0
+        if not (bound >= 0 and (math.isinf(bound) or bound <= LONGEST_TOKENS)):
+            raise InputError(f"{self.url}: {name} has a bucket up to {text!r}", _HINT)
+        return bound
 
 
 def _rate(page: _Page, ended: float, passed_s: float) -> tuple[float, str]:
@@ -218,13 +244,18 @@ def _span(seconds: float) -> str:
 # --- lengths ---------------------------------------------------------------------------
 
 
-def _spec_of(buckets: Buckets, context: int | None) -> LengthSpec:
-    """Equally likely lengths within each bucket; the last, open one ends at the context."""
+def _spec_of(buckets: Buckets, mean: float | None, context: int | None) -> LengthSpec:
+    """Equally likely lengths within each bucket.
+
+    The last, open one ends at the context, or else so far above that nothing is left out of a
+    histogram of one bucket.
+    """
     bins = []
     below, lower = 0.0, 0
     for bound, count in buckets:
         is_open = math.isinf(bound)
-        upper = max(lower + 1, context or 2 * lower) if is_open else math.floor(bound)
+        open_end = context or max(2 * lower, round(2 * (mean or 0.0)))
+        upper = max(lower + 1, open_end) if is_open else math.floor(bound)
         if upper <= lower:
             continue  # what is in it belongs to the next one
         if count > below:
