@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sys
+import termios
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
@@ -103,6 +105,24 @@ def supervisor_of(guardian: int) -> int:
     children = psutil.Process(guardian).children()
     [found] = [child.pid for child in children if os.getsid(child.pid) == guardian]
     return found
+
+
+def has_noted(guardian: int) -> bool:
+    """Whether the supervisor has told the guardian of any file that its server would leave.
+
+    Notes lie in the only pipe that the guardian keeps, unread until the supervisor is dead.
+    """
+    folder = f"/proc/{guardian}/fd"
+    pipes = [name for name in os.listdir(folder) if "pipe:" in os.readlink(f"{folder}/{name}")]
+    for name in pipes:
+        end = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            waiting = fcntl.ioctl(end, termios.FIONREAD, bytes(4))
+        finally:
+            os.close(end)
+        if int.from_bytes(waiting, sys.byteorder) > 0:
+            return True
+    return False
 
 
 MAPS_SHARED = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -167,6 +168,50 @@ def test_run_names_the_file_that_a_launch_could_not_write(in_tmp):
     with pytest.raises(EnvironmentProblem, match=r"launch\.json cannot be written: No space"):
         rig.run()
     assert [t.state for t in rig.read().trials] == [TrialState.INTERRUPTED, TrialState.WAITING]
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "hint"),
+    [
+        (OSError(errno.ENOENT, "No such file", "s/outcome.json"), "s/outcome.json", "leave"),
+        (OSError(errno.ESTALE, "Stale file handle", "s/server.log"), "Stale file", "mounted"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "s"), "too long", "shorter path"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open", "ulimit -n"),
+        (TimeoutError(), "broke off: TimeoutError", "mend that"),
+    ],
+)  # fmt: skip
+def test_run_names_whatever_the_system_refuses_a_launch(in_tmp, error, told, hint):
+    def refused(*_):
+        raise error
+
+    rig = Rig(in_tmp, refused)
+    with pytest.raises(EnvironmentProblem, match=told) as caught:
+        rig.run()
+    assert hint in caught.value.hint
+    assert "run the same command again" in caught.value.hint
+    assert rig.read().trials[0].state is TrialState.INTERRUPTED
+
+
+def test_run_names_a_folder_that_was_removed_meanwhile(in_tmp):
+    def removed(config, launch):
+        folder = rig.store.trial_directory(0)
+        shutil.rmtree(folder)
+        (folder / "launch.json").write_text("{}")
+
+    rig = Rig(in_tmp, removed)
+    with pytest.raises(EnvironmentProblem, match=r"launch\.json cannot be written: No such file"):
+        rig.run()
+
+
+def test_run_keeps_an_outcome_whose_folder_cannot_be_tidied(in_tmp, monkeypatch):
+    def untidy(folder):
+        raise OSError(errno.EROFS, "Read-only file system", "server.log")
+
+    monkeypatch.setattr("tuner.attempts.tidy", untidy)
+    rig = Rig(in_tmp, by_seqs)
+    rig.run()
+    assert rig.read().finished_trials == 6
+    assert "server.log is left as it is: Read-only file system" in rig.listener.notices
 
 
 def test_run_asks_the_check_again_where_the_network_failed(in_tmp):

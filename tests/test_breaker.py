@@ -15,6 +15,7 @@ from tuner.stopping import (
     FAILURES_AT_FIRST,
     MEMORY_CAUSES,
     MEMORY_FAILURES_AT_FIRST,
+    OTHERS_IN_A_ROW,
     Ending,
     broken,
 )
@@ -59,8 +60,8 @@ def test_broken_counts_one_cause_once_something_was_measured():
     assert broken(row(None, *alike[1:]), ever_measured=True) is None
     assert len(broken(row(None, *alike), ever_measured=True)) == ALIKE_IN_A_ROW
     assert broken(row(*alike[1:], None, CRASH), ever_measured=True) is None
-    turns = [CRASH, FailureCause.HANG] * ALIKE_IN_A_ROW
-    assert broken(row(*turns), ever_measured=True) is None
+    turns = [CRASH, FailureCause.HANG] * (ALIKE_IN_A_ROW // 2)
+    assert broken(row(*turns, CRASH), ever_measured=True) is None
 
 
 def test_broken_never_ends_a_study_that_measured_for_lack_of_memory():
@@ -121,3 +122,18 @@ def test_run_ends_when_a_machine_breaks_in_the_middle(in_tmp):
 def test_run_with_a_budget_below_the_limit_ends_at_the_budget(in_tmp):
     small = study_spec(search_space=SPEC.search_space, budget=BudgetSpec(3, None))
     assert Rig(in_tmp, lambda *_: UNSUPPORTED, spec=small).run() is Ending.TRIALS
+
+
+UNLIKE = [CRASH, FailureCause.HANG, FailureCause.UNKNOWN, FailureCause.UNSUPPORTED]
+
+
+def test_broken_ends_a_machine_that_breaks_in_turns():
+    turns = UNLIKE * (OTHERS_IN_A_ROW // len(UNLIKE))
+    assert broken(row(None, *turns[1:]), ever_measured=True) is None
+    assert len(broken(row(None, *turns), ever_measured=True)) == OTHERS_IN_A_ROW
+
+
+@pytest.mark.parametrize("between", [OOM, None])
+def test_broken_counts_anew_after_what_the_search_learns_from(between):
+    turns = UNLIKE * (OTHERS_IN_A_ROW // len(UNLIKE))
+    assert broken(row(*turns[1:], between, *turns[1:]), ever_measured=True) is None

@@ -17,6 +17,7 @@ from stand_in import COMMAND, FAST, MODULE, until, write_tiny_model
 from test_spec import BAD
 
 from tuner.cli import main
+from tuner.storage import StudyStore
 
 SPACE = {
     "study": "fake",
@@ -435,6 +436,20 @@ def test_show_tells_all_of_a_trial(space, capsys):
     assert document["measurement"]["memory"]["kv_cache_tokens"] > 0
     assert Path(document["log"]).is_file()
     assert call("show", "fake", "99") == 2
+
+
+def test_reading_commands_close_the_database(space, capsys, monkeypatch):
+    assert call("run", space(), "--trials", "1") == 0
+    closed = []
+    close = StudyStore.close
+    monkeypatch.setattr(StudyStore, "close", lambda store: (closed.append(1), close(store)))
+    for number, words in enumerate((["status", "fake"], ["show", "fake", "0"]), 1):
+        assert call(*words) == 0
+        assert len(closed) == number
+    monkeypatch.setattr(StudyStore, "read", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["status", "fake"])
+    assert len(closed) == 3
 
 
 def test_status_of_a_failed_trial_names_its_cause(space, capsys):

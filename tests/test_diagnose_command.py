@@ -27,6 +27,7 @@ LOGS = Path(__file__).parent / "data" / "logs"
 TOO_SMALL = LOGS / "cpu_0.32_kv_too_small.log"
 COMMAND = [sys.executable, "-m", "tuner.cli", "diagnose"]
 KEYS = ["cause", "stage", "blame", "retry", "line", "numbers", "advice", "vllm_version", "excerpt"]
+KEYS += ["starts", "earlier"]
 
 
 def call(*arguments):
@@ -43,8 +44,9 @@ def as_json(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-def shown(diagnosis, width=80):
-    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+def shown(diagnosis, width=80, terminal=False):
+    sink = open(os.devnull, "w")  # noqa: SIM115
+    console = Console(width=width, record=True, file=sink, force_terminal=terminal)
     print_diagnosis(console, diagnosis)
     console.file.close()
     return console.export_text()
@@ -151,10 +153,69 @@ def test_text_names_the_verdict_the_numbers_and_the_steps():
 
 
 def test_steps_fit_a_narrow_terminal():
-    text = shown(diagnose([TOO_SMALL.read_bytes()]), width=40)
-    steps = text.split("What to change:")[1].split("The log around it:")[0].strip("\n")
+    text = shown(diagnose([TOO_SMALL.read_bytes()]), width=40, terminal=True)
+    steps = text.split("What to change:")[1].split("The log around it")[0].strip("\n")
     assert max(map(len, steps.splitlines())) <= 40
     assert "    that is what fits now" in steps.splitlines()
+
+
+def test_what_goes_into_a_pipe_is_not_wrapped():
+    found = diagnose([TOO_SMALL.read_bytes()])
+    assert shown(found, width=40) == shown(found, width=400)
+
+
+def test_advice_stands_before_few_lines_of_the_log():
+    for log in (TOO_SMALL, *sorted((LOGS / "corpus").glob("unknown_*.log"))):
+        found = diagnose([log.read_bytes()], 1)
+        head, _, tail = shown(found, width=200).partition("The log around it")
+        lines = tail.splitlines()[1:]
+        assert found.advice[-1] in head
+        assert 0 < len(lines) <= 10
+        assert max(map(len, lines)) <= 402
+        assert any(found.line[:40] in line for line in lines) or found.line.startswith("exit code")
+
+
+@pytest.mark.parametrize(
+    ("log", "heading"),
+    [
+        (TOO_SMALL, "What to change:"),
+        (LOGS / "cpu_0.32_port_in_use.log", "What to do:"),
+        (LOGS / "corpus" / "unknown_0.8.5.log", "What to do:"),
+    ],
+)
+def test_heading_of_the_steps_fits_the_blame(log, heading):
+    assert heading in shown(diagnose([log.read_bytes()], 1)).splitlines()
+
+
+def test_headline_counts_the_starts():
+    port = (LOGS / "cpu_0.32_port_in_use.log").read_bytes()
+    text = shown(diagnose([TOO_SMALL.read_bytes() * 2 + port]))
+    assert text.splitlines()[0] == (
+        "3 starts in this log; the last one: port_in_use while starting Python and importing vLLM "
+        "(vLLM 0.32.0): the environment is to blame, a retry may help; before: kv_too_small x2"
+    )
+
+
+def test_json_counts_the_starts(capsys, tmp_path):
+    log = tmp_path / "loop.log"
+    port = (LOGS / "cpu_0.32_port_in_use.log").read_bytes()
+    log.write_bytes(TOO_SMALL.read_bytes() * 2 + port)
+    document = as_json(capsys, str(log))
+    assert document["cause"] == "port_in_use"
+    assert document["starts"] == 3
+    assert document["earlier"] == ["kv_too_small", "kv_too_small"]
+
+
+def test_unknown_phase_is_shown_as_such():
+    line = "(EngineCore pid=1) ERROR 12-01 06:13:32 [core.py:1] CUDA out of memory."
+    assert shown(diagnose([line.encode()])).splitlines()[0] == (
+        "out of device memory, phase unknown: this is only a part of a log; give the whole log"
+    )
+
+
+def test_use_of_the_exit_code_is_shown():
+    text = shown(diagnose([TOO_SMALL.read_bytes()], 1))
+    assert "exit code 1: not needed, the log says why" in text.splitlines()
 
 
 def test_healthy_log_is_one_line():
@@ -240,7 +301,7 @@ def failed_trial():
 
 
 def test_show_prints_what_to_change(capsys):
-    print_trial(Console(width=200), failed_trial())
+    print_trial(Console(width=200), failed_trial(), [])
     text = capsys.readouterr().out
     assert "advice          1. lower gpu-memory-utilization from 0.92 to 0.87" in text
     assert "lower max-num-seqs from 128 to 64" in text
@@ -249,5 +310,5 @@ def test_show_prints_what_to_change(capsys):
 
 
 def test_show_document_carries_the_advice():
-    steps = trial_document(failed_trial())["advice"]
+    steps = trial_document(failed_trial(), [])["advice"]
     assert any("max-num-seqs from 128 to 64" in step for step in steps)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tuner.engine.diagnosis import Diagnosis, diagnose
 from tuner.engine.log_settings import HEAD_BYTES, settings_of
-from tuner.types import Blame, FailureCause, Stage
+from tuner.retries import Retry, decide
+from tuner.types import Blame, Failure, FailureCause, Stage
 
 LOGS = Path(__file__).parent / "data" / "logs"
 START = "INFO 12-01 06:13:32 [api_utils.py:286] vLLM API server version 0.11.0"
@@ -90,6 +91,105 @@ def test_log_of_something_else_is_unknown():
     assert "cron" in found.excerpt
 
 
+# --- a text that is no log of vLLM -----------------------------------------------------
+
+NOTES = (
+    "# Serving with vLLM",
+    "If you see `torch.OutOfMemoryError: CUDA out of memory`, lower the share of the device.",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+)
+
+
+@pytest.mark.parametrize("exit_code", [None, 1, 137, 139])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        NOTES,
+        NOTES[:1],
+        ("step 3: loss 2.1", OOM),
+        ("train.py: Connection closed", "Segmentation fault (core dumped)"),
+    ],
+)
+def test_text_that_only_speaks_of_failures_is_unknown(lines, exit_code):
+    found = diagnosed(*lines, exit_code=exit_code)
+    assert (found.cause, found.blame) == (FailureCause.UNKNOWN, Blame.UNKNOWN)
+    assert "is it the right log?" in found.line
+    assert (f"exit code {exit_code} alone" in found.line) is (exit_code is not None)
+    assert "the vLLM server itself" in found.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("Out of memory: Killed process 42 (VLLM::EngineCor)", FailureCause.HOST_OOM),
+        ("Available: vllm-0 OOMKilled", FailureCause.HOST_OOM),
+        (
+            "ValueError: No available memory for the cache blocks. Try increasing "
+            "gpu_memory_utilization",
+            FailureCause.KV_NO_BLOCKS,
+        ),
+        ("vllm: error: unrecognized arguments: --nope", FailureCause.BAD_CONFIG),
+    ],
+)
+def test_single_line_about_vllm_is_enough(line, cause):
+    assert diagnosed(line).cause is cause
+
+
+# --- a log without its beginning -------------------------------------------------------
+
+RUNTIME = sorted((LOGS / "corpus").glob("oom_runtime_*.log"))
+
+
+@pytest.mark.parametrize("lines", [15, 20])
+@pytest.mark.parametrize("log", RUNTIME, ids=lambda log: log.stem)
+def test_tail_of_a_server_that_served_is_out_of_memory_at_run_time(log, lines):
+    found = diagnosed(*log.read_text(encoding="utf-8").splitlines()[-lines:])
+    assert (found.cause, found.stage) == (FailureCause.OOM_RUNTIME, Stage.READY)
+    assert any("lower gpu-memory-utilization" in step for step in found.advice)
+    assert not any("tensor-parallel-size" in step for step in found.advice)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        'INFO:     10.0.0.7:41234 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error',
+        'INFO:     10.0.0.7:41234 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+        "INFO:     Shutting down",
+        "INFO 12-01 06:13:32 [async_llm.py:300] Added request chatcmpl-1.",
+        "INFO 12-01 06:13:32 [loggers.py:1] Engine 000: Avg prompt throughput: 1.0 tokens/s",
+    ],
+)
+def test_line_of_a_serving_server_after_the_error_tells_the_phase(later):
+    found = diagnosed(f"(EngineCore pid=1) ERROR 12-01 06:13:32 [core.py:1] {OOM}", later)
+    assert (found.cause, found.stage) == (FailureCause.OOM_RUNTIME, Stage.READY)
+    assert found.phase_known
+
+
+def test_part_that_does_not_tell_the_phase_claims_none():
+    found = diagnosed(f"(EngineCore pid=1) ERROR 12-01 06:13:32 [core.py:1] {OOM}")
+    assert not found.phase_known
+    assert (found.stage, found.blame) == (Stage.LAUNCH, Blame.CONFIGURATION)
+    assert found.cause in (FailureCause.OOM_RUNTIME, FailureCause.OOM_PROFILE)
+    assert found.advice[0].startswith("give the whole log")
+    assert any(step.startswith("lower gpu-memory-utilization") for step in found.advice)
+    assert found.advice[-1].startswith("if it happened while the weights were loading")
+
+
+@pytest.mark.parametrize(
+    ("frame", "cause", "stage"),
+    [
+        ("load_model", FailureCause.OOM_LOAD, Stage.LOADING),
+        ("profile_run", FailureCause.OOM_PROFILE, Stage.PROFILING),
+        ("capture_model", FailureCause.OOM_GRAPH_CAPTURE, Stage.GRAPH_CAPTURE),
+    ],
+)
+def test_traceback_tells_the_phase_of_a_part(frame, cause, stage):
+    stamp = "(EngineCore pid=1) ERROR 12-01 06:13:32 [core.py:1] "
+    lines = ("Traceback (most recent call last):", f'  File "/x/vllm/a.py", line 1, in {frame}')
+    found = diagnosed(*(stamp + line for line in (*lines, OOM)))
+    assert (found.cause, found.stage, found.phase_known) == (cause, stage, True)
+
+
 # --- exit codes ------------------------------------------------------------------------
 
 
@@ -117,7 +217,63 @@ def test_exit_code_does_not_decide_where_a_line_does(exit_code):
 
 
 def test_exit_code_alone_is_enough():
-    assert diagnose([], 137).cause is FailureCause.HOST_OOM
+    found = diagnose([], 137)
+    assert found.cause is FailureCause.HOST_OOM
+    assert found.line.endswith("the log is empty and does not say")
+
+
+@pytest.mark.parametrize("lines", [(START, LOADING), (START, READY)])
+@pytest.mark.parametrize("exit_code", [-9, 137])
+def test_kill_without_a_word_is_likely_and_not_surely_memory(lines, exit_code):
+    found = diagnosed(*lines, exit_code=exit_code)
+    assert (found.cause, found.blame) == (FailureCause.HOST_OOM, Blame.UNKNOWN)
+    assert found.retry
+    assert found.line.startswith(f"exit code {exit_code} (SIGKILL): likely")
+    assert "OOMKilled" in found.advice[0]
+    assert "liveness probe" in found.advice[1]
+    assert "docker stop" in found.advice[1]
+
+
+def test_kill_after_an_order_to_stop_is_no_failure():
+    found = diagnosed(START, READY, "INFO:     Shutting down", exit_code=137)
+    assert found.cause is FailureCause.NONE
+    assert found.line.endswith("it was told to stop before exit code 137")
+
+
+def test_kill_beside_an_exception_without_a_name_shows_both():
+    found = diagnosed(START, LOADING, *TRACEBACK, exit_code=137)
+    assert (found.cause, found.blame) == (FailureCause.HOST_OOM, Blame.UNKNOWN)
+    assert found.line == TRACEBACK[-1]
+    assert found.exit_note.startswith("exit code 137 (SIGKILL): likely")
+
+
+@pytest.mark.parametrize("lines", [(START, LOADING), (START, READY)])
+def test_exit_code_1_beside_no_failure_asks_for_the_whole_log(lines):
+    found = diagnosed(*lines, exit_code=1)
+    assert (found.cause, found.blame) == (FailureCause.UNKNOWN, Blame.UNKNOWN)
+    assert found.line == "exit code 1, and no failure in this log: is it complete?"
+    assert "complete" in found.advice[0]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [(0, "; exit code 0 tells of none"), (143, "; exit code 143: somebody stopped it")],
+)
+def test_exit_code_of_a_healthy_server_is_told(exit_code, words):
+    found = diagnosed(START, READY, exit_code=exit_code)
+    assert found.cause is FailureCause.NONE
+    assert found.line.endswith(words)
+
+
+def test_order_to_stop_while_loading_is_told_first():
+    found = diagnosed(START, LOADING, exit_code=143)
+    assert found.line == "exit code 143: ended by SIGTERM; no failure in this log"
+    assert found.advice[0].startswith("it was told to stop")
+
+
+def test_exit_code_that_is_not_needed_is_told():
+    found = diagnosed(START, LOADING, OOM, exit_code=137)
+    assert found.exit_note == "exit code 137: not needed, the log says why"
 
 
 # --- what nobody has a name for --------------------------------------------------------
@@ -183,9 +339,24 @@ def test_settings_are_not_known_where_the_log_does_not_list_them():
 def test_settings_far_down_a_long_log_are_not_looked_for():
     late = b"non-default args: {'max_num_seqs': 2}\n"
     long = (b"vllm" + b"x" * 995 + b"\n") * (HEAD_BYTES // 1000 + 1)
-    found = diagnose([long, late, OOM.encode()])
+    found = diagnose([f"{START}\n{LOADING}\n".encode(), long, late, OOM.encode()])
     assert found.cause is FailureCause.OOM_LOAD
     assert not any("from 2" in step for step in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("line", "retry"),
+    [
+        ("OSError: We couldn't connect to 'https://huggingface.co' to load the files", True),
+        ("OSError: org/nope is not a local folder and is not a valid model identifier", False),
+    ],
+)
+def test_diagnose_says_of_a_retry_what_the_tuner_does(line, retry):
+    raw = f"INFO 08-21 07:23:34 [__init__.py:1] vLLM API server version 0.32.0\n{line}\n"
+    found = diagnose([raw.encode()], 1)
+    assert (found.cause, found.retry) == (FailureCause.MODEL_NOT_FOUND, retry)
+    failure = Failure(found.cause, found.stage, found.line, excerpt=found.excerpt)
+    assert isinstance(decide(failure), Retry) is retry
 
 
 # --- any bytes -------------------------------------------------------------------------
@@ -203,6 +374,10 @@ _HOSTILE = st.one_of(
 @given(st.lists(_HOSTILE, max_size=12), st.none() | st.integers(-200, 300))
 def test_diagnose_never_raises(chunks, exit_code):
     found = diagnose(chunks, exit_code)
-    assert found.blame is found.cause.blame
-    assert found.retry is found.cause.retry
+    if found.cause is FailureCause.HOST_OOM:  # may be a guess
+        assert found.blame in (Blame.CONFIGURATION, Blame.UNKNOWN)
+    else:
+        assert found.blame is found.cause.blame
+    if found.cause not in (FailureCause.MODEL_NOT_FOUND, FailureCause.HOST_OOM):
+        assert found.retry is found.cause.retry
     assert bool(found.advice) is (found.cause is not FailureCause.NONE)

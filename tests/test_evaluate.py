@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,13 +61,14 @@ async def outcome_of(
     *,
     load: WorkloadSpec = LOAD,
     hang_timeout_s: float = 1.0,
+    notice: Callable[[str], None] = print,
     **env: str,
 ) -> Outcome:
     """Of one server life with a fault."""
 
     launcher = VllmLauncher(SERVER, timing=TIMING)
     asked = Asked(load, MeasureSpec(), ObjectiveSpec(), hang_timeout_s)
-    evaluator = ServerEvaluator(launcher, asked, PreparedWorkloads())
+    evaluator = ServerEvaluator(launcher, asked, PreparedWorkloads(), notice)
     config = EngineConfig(dict(SERVER.args), {"SIMULATED_FAULT": fault, **env})
     observer = LaunchObserver(lambda record: None, lambda progress: None)
     return await evaluator.evaluate(config, tmp_path, observer)
@@ -75,6 +78,26 @@ def failed(outcome: Outcome, cause: FailureCause) -> Failure:
     assert isinstance(outcome, Failure), outcome
     assert outcome.cause is cause, outcome
     return outcome
+
+
+# --- what is kept ----------------------------------------------------------------------
+
+
+async def test_measurement_counts_where_its_requests_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "requests.jsonl.part")
+
+    monkeypatch.setattr(evaluate, "keep", full)
+    told: list[str] = []
+    outcome = await outcome_of(tmp_path, notice=told.append)
+    assert isinstance(outcome, Measurement), outcome
+    assert outcome.served == LOAD.requests
+    assert told == [
+        "the requests of this measurement are not kept, its figures are: "
+        "requests.jsonl.part cannot be written: No space left on device"
+    ]
 
 
 # --- hangs -----------------------------------------------------------------------------

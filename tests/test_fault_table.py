@@ -8,6 +8,7 @@ study must be consistent and go on. What the answers and the log may do wrong be
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,8 @@ class Named(NamedTuple):
 
 
 KILLED = (-9,)
+"""By a fault, so by somebody; `tuner.engine.kernel_kills` tells that from the kernel's doing."""
+
 ALIVE_OR_WELL = (0, None)
 """vLLM exits with 0 when its engine dies after the start."""
 
@@ -48,45 +51,48 @@ STARTS: Mapping[str, Named] = {
     # Argument parsing and the configuration.
     "bad_config exit=1": Named("bad_config", "launch"),
     "crash stage=launch exit=-11": Named("crash", "launch", (-11,)),
-    "host_oom stage=launch exit=-9": Named("host_oom", "launch", KILLED),
+    "host_oom stage=launch exit=-9": Named("crash", "launch", KILLED),
     # Loading the weights.
     "oom_load": Named("oom_load", "loading"),
-    "host_oom": Named("host_oom", "loading"),
-    "host_oom exit=-9": Named("host_oom", "loading", KILLED),
+    "host_oom": Named("crash", "loading"),
+    "host_oom exit=-9": Named("crash", "loading", KILLED),
     "startup_timeout": Named("startup_timeout", "loading"),
     "unknown": Named("unknown", "loading"),
     "crash stage=loading exit=-11": Named("crash", "loading", (-11,)),
-    "engine_killed stage=loading": Named("host_oom", "loading"),
-    "worker_killed stage=loading": Named("host_oom", "loading"),
-    "server_killed stage=loading": Named("host_oom", "loading", KILLED),
-    "all_killed stage=loading": Named("host_oom", "loading", KILLED),
-    f"{LONG_ENOUGH} group_killed stage=loading": Named("host_oom", "loading", KILLED),
+    "engine_killed stage=loading": Named("crash", "loading"),
+    "worker_killed stage=loading": Named("crash", "loading"),
+    "server_killed stage=loading": Named("crash", "loading", KILLED),
+    "all_killed stage=loading": Named("crash", "loading", KILLED),
+    f"{LONG_ENOUGH} group_killed stage=loading": Named("crash", "loading", KILLED),
     # Profiling.
     "oom_profile": Named("oom_profile", "profiling"),
     "crash": Named("crash", "profiling"),
-    "host_oom stage=profiling exit=-9": Named("host_oom", "profiling", KILLED),
+    "host_oom stage=profiling exit=-9": Named("crash", "profiling", KILLED),
     # Sizing and allocating the KV cache.
     "oom_kv_alloc": Named("oom_kv_alloc", "kv_allocation"),
     "kv_no_blocks": Named("kv_no_blocks", "kv_allocation"),
     "kv_too_small": Named("kv_too_small", "kv_allocation"),
     "state_blocks": Named("state_blocks", "kv_allocation"),
     "unsupported": Named("unsupported", "kv_allocation"),
-    "host_oom stage=kv_allocation exit=-9": Named("host_oom", "kv_allocation", KILLED),
-    "engine_killed stage=kv_allocation": Named("host_oom", "kv_allocation"),
+    "host_oom stage=kv_allocation exit=-9": Named("crash", "kv_allocation", KILLED),
+    "engine_killed stage=kv_allocation": Named("crash", "kv_allocation"),
     # Warm-up.
     "oom_warmup": Named("oom_warmup", "warmup"),
     "crash stage=warmup": Named("crash", "warmup"),
-    "server_killed stage=warmup": Named("host_oom", "warmup", KILLED),
+    "server_killed stage=warmup": Named("crash", "warmup", KILLED),
 }
 
 GRAPHS: Mapping[str, Named] = {
     "crash stage=compiling": Named("crash", "compiling"),
-    "host_oom stage=compiling exit=-9": Named("host_oom", "compiling", KILLED),
+    "host_oom stage=compiling exit=-9": Named("crash", "compiling", KILLED),
     "oom_graph_capture": Named("oom_graph_capture", "graph_capture"),
     "crash stage=graph_capture exit=-11": Named("crash", "graph_capture", (-11,)),
-    "engine_killed stage=graph_capture": Named("host_oom", "graph_capture"),
+    "engine_killed stage=graph_capture": Named("crash", "graph_capture"),
 }
 """What there is on a GPU alone."""
+
+BY_KERNEL: Mapping[str, Named] = {"host_oom exit=-9": Named("host_oom", "loading", KILLED)}
+"""Where the kernel says that it killed for memory."""
 
 HANGS: Mapping[str, Named] = {
     f"hang_start stage={stage}": Named("startup_timeout", stage, (None,))
@@ -99,21 +105,21 @@ LOADS: Mapping[str, Named] = {
     "engine_killed after=1": Named("crash", "ready/load", ALIVE_OR_WELL),
     # While the load warms up: the readiness probe and two requests are before it.
     "crash stage=load after=2": Named("crash", "load", ALIVE_OR_WELL),
-    "server_killed after=2": Named("host_oom", "load", KILLED),
+    "server_killed after=2": Named("crash", "load", KILLED),
     # Under load.
     "oom_runtime": Named("oom_runtime", "load", ALIVE_OR_WELL),
     "crash stage=load": Named("crash", "load", ALIVE_OR_WELL),
     "crash stage=load exit=-6": Named("crash", "load", (-6,)),
-    "host_oom stage=load exit=-9": Named("host_oom", "load", KILLED),
+    "host_oom stage=load exit=-9": Named("crash", "load", KILLED),
     "hang": Named("hang", "load", ALIVE_OR_WELL),
     "engine_dead": Named("crash", "load", ALIVE_OR_WELL),
     "engine_killed": Named("crash", "load", ALIVE_OR_WELL),
-    "worker_killed": Named("host_oom", "load", ALIVE_OR_WELL),
-    "server_killed": Named("host_oom", "load", KILLED),
-    "all_killed": Named("host_oom", "load", KILLED),
-    f"{LONG_ENOUGH} group_killed": Named("host_oom", "load", KILLED),
+    "worker_killed": Named("crash", "load", ALIVE_OR_WELL),
+    "server_killed": Named("crash", "load", KILLED),
+    "all_killed": Named("crash", "load", KILLED),
+    f"{LONG_ENOUGH} group_killed": Named("crash", "load", KILLED),
     # With a server that does not want to end besides.
-    "server_killed; leave_engine": Named("host_oom", "load", KILLED),
+    "server_killed; leave_engine": Named("crash", "load", KILLED),
 }
 
 
@@ -143,7 +149,12 @@ ENVIRONMENT: Mapping[str, Environment] = {
 
 @pytest.fixture
 def tuning(in_tmp, capsys, monkeypatch):
-    """See `Tuning`; nothing may be left of its servers in the end."""
+    """See `Tuning`; nothing may be left of its servers in the end.
+
+    The kernel, which really killed none of them, says so.
+    """
+    monkeypatch.setattr("tuner.engine.kernel_kills.oom_kills", lambda: 7)
+    monkeypatch.setattr("tuner.engine.vllm_server.oom_kills", lambda: 7)
     with clean_up_checked(in_tmp, monkeypatch):
         yield Tuning(in_tmp, capsys)
 
@@ -191,6 +202,11 @@ def test_fault_of_a_start_is_named_and_the_next_trial_is_fine(tuning):
 def test_fault_of_a_start_on_a_gpu_is_named_and_the_next_trial_is_fine(tuning):
     gpu = {"model": "qwen2.5-1.5b", "args": {"max-model-len": 512}}
     assert_named(play(tuning, GRAPHS, server=gpu, SIMULATED_DEVICE="a10-24g"), GRAPHS)
+
+
+def test_kill_by_the_kernel_is_lack_of_memory(tuning, monkeypatch):
+    monkeypatch.setattr("tuner.engine.kernel_kills.oom_kills", itertools.count(8).__next__)
+    assert_named(play(tuning, BY_KERNEL), BY_KERNEL)
 
 
 def test_start_that_stands_still_is_ended_in_its_stage(tuning):
@@ -271,6 +287,7 @@ def test_study_whose_starts_all_fail_ends_with_a_diagnosis(tuning):
 
 def test_table_has_every_cause():
     starts = (*STARTS.values(), *GRAPHS.values(), *HANGS.values(), *LOADS.values())
+    starts += tuple(BY_KERNEL.values())
     covered = {FailureCause(named.cause) for named in starts}
     covered |= {FailureCause(cause) for cause in ENVIRONMENT}
     assert covered == set(FailureCause) - {FailureCause.NONE}

@@ -204,7 +204,7 @@ async def test_stop_does_not_wait_for_one_that_was_stopped(trial: Trial, who: st
     os.kill(pids[who], signal.SIGSTOP)
     start_s = time.monotonic()
     await process.stop()
-    assert time.monotonic() - start_s < 8
+    assert time.monotonic() - start_s < 15
     assert not [pid for pid in trial.children() if is_alive(pid)]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 import pytest
 
 from tuner.load import health as health_module
 from tuner.load.health import (
     BUSY,
+    BUSY_SPAN_S,
     SHORTEST_BUSY_S,
     TICK_S,
     LoopWatch,
@@ -29,12 +31,6 @@ def client(
     lag_s: float = 0.005, lateness_s: float = 0.001, busy: float = 0.3, processes: int = 1
 ) -> ClientHealth:
     return ClientHealth(lag_s, lateness_s, busy, processes)
-
-
-def spin(seconds: float) -> None:
-    end_s = time.perf_counter() + seconds
-    while time.perf_counter() < end_s:
-        pass
 
 
 # --- the watch ---------------------------------------------------------------------------
@@ -70,30 +66,51 @@ async def test_loop_watch_tells_busy_from_idle(ran: list[float]) -> None:
     assert idle.busy_share == 0.0
 
 
-async def test_loop_watch_is_not_diluted_by_an_idle_tail(
-    monkeypatch: pytest.MonkeyPatch, ran: list[float]
-) -> None:
-    monkeypatch.setattr(health_module, "BUSY_SPAN_S", 0.05)
-    watch = LoopWatch()
-    for _ in range(4):
-        ran[0] += 3600.0
-        await asyncio.sleep(0.06)
-    await asyncio.sleep(0.3)
-    watch.stop()
-    assert watch.busy_share == 1.0
+@dataclass
+class Spans:
+    """A watch on a clock of its own, whose spans end when they are told to."""
+
+    ran: list[float]
+    now_s: float = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def begin(self) -> None:
+        self.watch = LoopWatch()
+        self.watch._ticking.cancel()
+
+    def pass_by(self, spans: float, *, busy: bool) -> None:
+        self.now_s += spans * BUSY_SPAN_S
+        self.ran[0] += spans * BUSY_SPAN_S * busy
+        self.watch._end_span(self.now_s)
 
 
-async def test_loop_watch_forgives_a_busy_start(
-    monkeypatch: pytest.MonkeyPatch, ran: list[float]
-) -> None:
-    monkeypatch.setattr(health_module, "BUSY_SPAN_S", 0.05)
-    watch = LoopWatch()
-    ran[0] += 3600.0  # all of the first span, and none of the others
-    await asyncio.sleep(0.06)
-    for _ in range(20):
-        await asyncio.sleep(0.05)
-    watch.stop()
-    assert watch.busy_share == 0.0
+@pytest.fixture
+async def spans(monkeypatch: pytest.MonkeyPatch, ran: list[float]) -> Spans:
+    made = Spans(ran)
+    monkeypatch.setattr(health_module, "time", made)
+    made.begin()
+    return made
+
+
+async def test_loop_watch_is_not_diluted_by_an_idle_tail(spans: Spans) -> None:
+    for busy in (True,) * 4 + (False,) * 6:
+        spans.pass_by(1, busy=busy)
+    assert spans.watch.busy_share == 1.0
+
+
+async def test_loop_watch_forgives_a_busy_start(spans: Spans) -> None:
+    for busy in (True,) + (False,) * 20:
+        spans.pass_by(1, busy=busy)
+    assert spans.watch.busy_share == 0.0
+
+
+async def test_loop_watch_counts_a_span_that_ends_late_as_all_that_it_was(spans: Spans) -> None:
+    for _ in range(8):
+        spans.pass_by(1, busy=False)
+    spans.pass_by(4.5, busy=True)
+    assert spans.watch.busy_share == 1.0
 
 
 async def test_loop_watch_stopped_is_not_diluted_by_what_follows(ran: list[float]) -> None:

@@ -21,6 +21,8 @@ from misbehaving import (
     SLEEPER,
     STUBBORN,
     Trial,
+    eventually,
+    has_noted,
     supervisor_of,
     trial_in,
 )
@@ -151,7 +153,7 @@ async def test_shared_memory_of_a_server_that_dies_at_once_is_known(
     """All of it is killed from outside, long after its start."""
     later = f"say('up'); time.sleep(1.5)\n{MAPS_SHARED.format(name=shared_name)}\n{SLEEPER}"
     process = await trial.spawn(later, ups=2)
-    await asyncio.sleep(3)  # it is made after half of that, and looked for a few times a second
+    await eventually(lambda: has_noted(process.record.pid), "the file is known")
     os.killpg(process.record.pgid, signal.SIGKILL)
     await process.wait()
     assert os.path.exists(shared_name)
@@ -161,11 +163,18 @@ async def test_shared_memory_of_a_server_that_dies_at_once_is_known(
 
 @needs_shm
 async def test_shared_memory_of_a_server_that_is_killed_as_soon_as_it_is_made_is_known(
-    trial: Trial, shared_name: str
+    trial: Trial, shared_name: str, tmp_path: Path
 ) -> None:
     """By the kernel, with all its processes, while it loads its model."""
-    dies = f"{MAPS_SHARED.format(name=shared_name)}time.sleep(0.5); os.killpg(0, 9)"
-    process = await trial.spawn(dies)
+    signal_file = tmp_path / "now"
+    dies = f"""
+    while not os.path.exists({str(signal_file)!r}):
+        time.sleep(0.01)
+    os.killpg(0, 9)
+    """
+    process = await trial.spawn(MAPS_SHARED.format(name=shared_name) + textwrap.dedent(dies))
+    await eventually(lambda: has_noted(process.record.pid), "the file is known")
+    signal_file.touch()
     assert await process.wait() == -signal.SIGKILL
     await process.stop()
     assert not os.path.exists(shared_name)
@@ -253,7 +262,7 @@ async def test_shared_memory_of_the_dead_is_removed_when_the_supervisor_is_kille
     """An engine is dead already, and its tracker with it, when the supervisor is killed."""
     engine = f"{PRELUDE}{MAPS_SHARED.format(name=shared_name)}{SLEEPER}"
     process = await trial.spawn(f"child({engine!r})\n{STUBBORN}", ups=2)
-    await asyncio.sleep(1.5)
+    await eventually(lambda: has_noted(process.record.pid), "the file is known")
     [engine_pid] = trial.children()
     os.kill(engine_pid, signal.SIGKILL)
     assert os.path.exists(shared_name)

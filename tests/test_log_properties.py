@@ -198,14 +198,70 @@ def verdict_of(reader: LogReader) -> str:
     return "none" if failure is None else str(failure.cause)
 
 
-def test_a_large_log_is_read_quickly() -> None:
+START = next(c for c in CASES if c.name == "none_0.29.0").text
+ACCESS = 'INFO:     127.0.0.1:43210 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+ENGINE = (
+    "(EngineCore pid=77) DEBUG 08-21 07:23:34 [v1/engine/core.py:400] EngineCore loop active, "
+    "with nothing to do for now but to wait for the next request.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("start", "body", "mib_per_s"),
+    [
+        (START, ACCESS * 200_000, 8.0),
+        (wrapped_at(START, 80), wrapped_at(ENGINE * 10_000, 80), 3.0),
+        ("", wrapped_at(ENGINE * 10_000, 80), 3.0),
+        (
+            "",
+            "00000000  4c 6f 72 65 6d 20 69 70 73 75 6d 20 64 6f 6c 6f  |............|\n" * 9000,
+            2.0,
+        ),
+        ("", ("a" * 70 + "\n") * 9000, 1.2),
+    ],
+    ids=["access log", "wrapped", "wrapped while starting", "of one width", "of one letter"],
+)
+def test_a_large_log_is_read_quickly(start: str, body: str, mib_per_s: float) -> None:
     """Generous: tests/bench/log_reader.py measures."""
-    start = next(c for c in CASES if c.name == "none_0.29.0").text
-    line = 'INFO:     127.0.0.1:43210 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
-    raw = (start + line * 200_000).encode()
+    raw = (start + body).encode()
     reader = LogReader()
     begin = time.process_time()
     reader.feed(raw)
     reader.finish()
     assert reader.failure() is None
-    assert len(raw) / 2**20 / (time.process_time() - begin) > 8.0  # MiB/s
+    assert len(raw) / 2**20 / (time.process_time() - begin) > mib_per_s
+
+
+# --- broken lines ----------------------------------------------------------------------
+
+
+def test_a_broken_line_is_judged_though_nothing_follows_it() -> None:
+    """As a server that hangs after its last words shows it."""
+    line = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 232.00 MiB. GPU 2 has a "
+        "total capacity of 23.57 GiB of which 154.88 MiB is free. Including non-PyTorch memory, "
+        "this process has 23.40 GiB memory in use.\n"
+    )
+    reader = LogReader()
+    reader.feed(wrapped_at("INFO 08-21 07:23:34 [x.py:1] Starting to load model m\n" + line, 80))
+    failure = reader.failure()
+    assert failure is not None
+    assert failure.numbers["free_gib"] == pytest.approx(154.88 / 1024)
+
+
+def test_a_long_request_hides_what_it_quotes_though_it_is_broken() -> None:
+    quoted = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. " * 200
+    request = f"INFO 08-21 07:23:34 [logger.py:40] Received request cmpl-1: prompt: '{quoted}'\n"
+    reader = LogReader()
+    reader.feed(wrapped_at(START + request, 80))
+    reader.finish()
+    assert reader.failure() is None
+
+
+def test_lines_of_one_width_hide_nothing() -> None:
+    reader = LogReader()
+    error = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    filler = "x" * len(error) + "\n"
+    reader.feed(filler * 500 + error + "\n" + filler * 500)
+    reader.finish()
+    assert verdict_of(reader) == "crash"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -97,6 +98,19 @@ def test_keep_cuts_the_log_where_there_can_be_no_holes(
     assert b"the tuner took bytes" in data[MIB:]
     assert data.endswith(b"the last words\n")
     assert len(data) < MIB + 200
+
+
+def test_keep_survives_a_disk_that_takes_nothing_any_more(
+    log: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path, descriptor = log
+    write(descriptor, b"a", 12)
+    monkeypatch.setattr(log_size.os, "pwrite", full)
+    LogLimit(descriptor, 8 * MIB, MIB).keep()
+    assert path.stat().st_size == 12 * MIB
 
 
 @pytest.fixture

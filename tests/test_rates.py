@@ -92,3 +92,25 @@ def test_requests_of_neighbouring_probes_count_together():
     for load in (4.0, 8.0, 16.0):
         together.tell(probe(load, 1 / 0.99, 100))
     assert together.result().interval.low == 4.0
+
+
+def test_load_that_cannot_be_driven_bounds_the_answer():
+    limited = finder()
+    limited.tell(probe(4.0, 1.005))
+    limited.cannot_drive(8.0, "too fast")
+    assert limited.next_load() is None
+    found = limited.result()
+    assert (found.load, found.interval.high, found.limited_by) == (4.0, 8.0, "too fast")
+
+
+def test_load_that_cannot_be_driven_between_two_others_bounds_the_answer():
+    limited = finder()
+    limited.tell(probe(4.0, 1.005))
+    limited.tell(probe(8.0, 0.5))
+    assert limited.next_load() == pytest.approx(5.66, abs=0.01)
+    limited.cannot_drive(limited.next_load(), "too fast")
+    assert limited.next_load() is None
+    found = limited.result()
+    assert found.load == 4.0
+    assert found.interval.high == pytest.approx(5.66, abs=0.01)
+    assert found.limited_by == "too fast"

@@ -51,7 +51,7 @@ async def test_reap_wakes_a_supervisor_that_was_stopped(trial: Trial) -> None:
         os.kill(pid, signal.SIGSTOP)
     start_s = time.monotonic()
     await asyncio.to_thread(reap, process.record)
-    assert time.monotonic() - start_s < 8
+    assert time.monotonic() - start_s < 15
     assert not [pid for pid in trial.children() if is_alive(pid)]
 
 

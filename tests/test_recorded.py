@@ -305,3 +305,25 @@ async def test_build_sends_role_lines_for_a_conversation_with_a_system_prompt(
     ]  # fmt: skip
     found = await prompts(spec(write(tmp_path, rows), requests=5, warmup_requests=0))
     assert sorted(found) == [f"system: Be brief.\nuser: Why {n}?" for n in range(5)]
+
+
+# --- another format than the space file says -----------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [WorkloadKind.MOONCAKE, WorkloadKind.GUIDELLM])
+def test_build_names_the_kind_and_what_the_file_looks_like(
+    tmp_path: Path, kind: WorkloadKind
+) -> None:
+    path = azure(tmp_path, [(10, 5)] * 9)
+    with pytest.raises(InputError) as refused:
+        build_without_server(spec(path, kind=kind))
+    assert f"`workload.kind` says {kind}, but the file looks like azure" in refused.value.message
+    assert "`kind: azure`" in refused.value.hint
+    assert "--format" not in refused.value.hint
+
+
+def test_build_keeps_what_is_wrong_with_a_file_of_the_named_kind(tmp_path: Path) -> None:
+    path = write(tmp_path, [{"timestamp": 0, "input_length": -1, "output_length": 9}])
+    with pytest.raises(InputError, match="none of its 1 rows") as refused:
+        build_without_server(spec(path, kind=WorkloadKind.MOONCAKE))
+    assert "`workload.kind`" in refused.value.hint

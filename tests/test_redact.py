@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tracemalloc
+
 import pytest
 import yaml
 from hypothesis import given
@@ -31,6 +35,7 @@ def test_redact_env_masks_names_that_speak_of_secrets() -> None:
         "AWS_SECRET_ACCESS_KEY": "s",
         "DB_PASSWORD": "1234",
         "AWS_ACCESS_KEY_ID": "id",
+        "AZURE_STORAGE_KEY": "a",
     }
     assert set(redact_env(env).values()) == {"***"}
 
@@ -42,6 +47,8 @@ def test_redact_env_keeps_what_only_sounds_like_one() -> None:
         "VLLM_LONG_TOKEN_THRESHOLD": "512",
         "VLLM_CPU_KVCACHE_SPACE": "4",
         "KEYBOARD": "de",
+        "MY_KEYS_ORDER": "1",
+        "MONKEY": "x",
         "HF_TOKEN": "",
     }
     assert redact_env(env) == env
@@ -57,6 +64,7 @@ def test_redact_env_masks_secrets_inside_other_values() -> None:
     [
         (["--api-key", "abc", "--port", "1"], ["--api-key", "***", "--port", "1"]),
         (["--api-key", "a", "b", "--x"], ["--api-key", "***", "***", "--x"]),
+        (["--encryption-key", "abc", "--port"], ["--encryption-key", "***", "--port"]),
         (["--api-key=abc"], ["--api-key=***"]),
         (["--hf_token", "abc"], ["--hf_token", "***"]),
         (["--ssl-keyfile-password", "abc"], ["--ssl-keyfile-password", "***"]),
@@ -89,6 +97,15 @@ def test_redact_argv_keeps_ordinary_commands() -> None:
         ('"password": "a b"', '"password": "***"'),
         ("HF_TOKEN=abc vllm serve", "HF_TOKEN=*** vllm serve"),
         ("vllm serve m --api-key abc --port 1", "vllm serve m --api-key *** --port 1"),
+        ("serve --api-key one 't w o' three --port 1", "serve --api-key *** *** *** --port 1"),
+        ("key nvapi-" + "aB3_" * 8, "key ***"),
+        ("with glpat-" + "aB3-" * 5 + "x", "with ***"),
+        ("github_pat_" + "aB3" * 8, "***"),
+        (
+            "GET https://b.s3.host/m?X-Amz-Credential=AB%2F1&X-Amz-Date=2&X-Amz-Signature=0f0f",
+            "GET https://b.s3.host/m?X-Amz-Credential=***&X-Amz-Date=2&X-Amz-Signature=***",
+        ),
+        ("AZURE_STORAGE_KEY=abc== vllm serve", "AZURE_STORAGE_KEY=*** vllm serve"),
     ],
 )
 def test_redact_text_masks(text: str, masked: str) -> None:
@@ -100,6 +117,7 @@ def test_redact_text_masks(text: str, masked: str) -> None:
     [
         "max_num_batched_tokens=2048, hf_overrides={}, hf_token=None",
         "GPU KV cache size: 1,024 tokens, Maximum concurrency for 512 tokens per request: 2.00x",
+        "cache_key=ab12 monkey: 1 KEY=2",
         "tokens: 5, eos_token: '</s>'",
         "see https://docs.vllm.ai/en/latest/configuration/serve_args.html @ noon",
     ],
@@ -222,3 +240,51 @@ def test_redact_file_hint_misses_nothing_that_redact_text_masks(text):
         ):
             if redact_text(sentence) != sentence:
                 assert redact._suspicious(sentence.encode("utf-8", "surrogatepass"))
+
+
+MIB = 2**20
+
+
+@pytest.fixture(params=["holes are told", "holes are not told"])
+def sparse_log(tmp_path, request, monkeypatch):
+    """As `tuner.engine.log_size` leaves one: a head, a hole of 300 MiB, a tail, a hole again."""
+    log = tmp_path / "server.log"
+    with log.open("wb") as file:
+        file.write(b"HF_TOKEN=before\n" + b"x" * MIB)
+        file.seek(301 * MIB)
+        file.write(b"HF_TOKEN=after\nthe end\n")
+        file.truncate(302 * MIB)
+    if log.stat().st_blocks * 512 > 8 * MIB:
+        pytest.skip("the file system has no holes")
+    if request.param == "holes are not told":
+
+        def lseek(descriptor, position, how):
+            if how in (os.SEEK_DATA, os.SEEK_HOLE):
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return seek(descriptor, position, how)
+
+        seek = os.lseek
+        monkeypatch.setattr(redact.os, "lseek", lseek)
+    return log
+
+
+def test_redact_file_keeps_holes(sparse_log):
+    assert redact_file(sparse_log)
+    status = sparse_log.stat()
+    assert status.st_size == 302 * MIB + len("***") * 2 - len("beforeafter")
+    assert status.st_blocks * 512 < 8 * MIB
+    with sparse_log.open("rb") as file:
+        assert file.read(20) == b"HF_TOKEN=***\nxxxxxxx"
+        file.seek(301 * MIB + len("***") - len("before"))
+        assert file.read(22) == b"HF_TOKEN=***\nthe end\n\0"
+
+
+def test_redact_file_reads_a_line_without_an_end_in_pieces(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_bytes(b"x " * 40 * MIB + b"HF_TOKEN=abc")
+    tracemalloc.start()
+    assert redact_file(log)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 * MIB
+    assert log.read_bytes().endswith(b"x HF_TOKEN=***")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import study_spec, workload
 
-from tuner.report.load import load_document, measure_words, slo_words, workload_words
+from tuner.report.load import load_document, measure_words, slo_words, trace_figures, workload_words
 from tuner.types import (
     ArrivalKind,
     LengthBin,
@@ -21,6 +21,7 @@ from tuner.types import (
     SloLimit,
     SloMetric,
     WorkloadKind,
+    WorkloadSpec,
 )
 
 OPEN: dict[str, Any] = {"concurrency": None, "request_rate_per_s": 2.5}
@@ -96,3 +97,64 @@ def test_slo_words_are_those_of_the_space_file() -> None:
         "levels": [],
         "arrivals": None,
     }
+
+
+# --- a file of recorded requests ---------------------------------------------------------
+
+
+def recorded(tmp_path: Path, **changes: Any) -> WorkloadSpec:
+    """Three requests in 2 s."""
+    path = tmp_path / "a.csv"
+    rows = ((0, 10, 5), (1, 20, 7), (2, 60, 9))
+    lines = [f"2024-05-12 00:00:{at_s:02d}.0Z,{sent},{asked}" for at_s, sent, asked in rows]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+    few: dict[str, Any] = {**REPLAY, "path": path, "requests": 3, "warmup_requests": 0}
+    return replace(workload(), **(few | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "at the recorded times: 1 a second over 2 s"),
+        ({"speedup": 4.0}, "at the recorded times, 4 times as fast: 4 a second over 0 s"),
+        ({"request_rate_per_s": 0.01}, "0.01 a second, spaced as recorded: 0.01 a second over 3"),
+        ({"requests": 1}, "at the recorded times: all at once over 0 s"),
+        ({}, "(mean 30 input and 7 output tokens)"),
+        ({"input_scale": 0.5, "output_scale": 2.0}, "(mean 15 input and 14 output tokens)"),
+    ],
+)
+def test_workload_words_tell_what_a_trace_comes_to(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    spec = recorded(tmp_path, **changes)
+    assert words in workload_words(spec, trace_figures(spec))
+
+
+def test_workload_words_of_a_trace_in_a_closed_loop_tell_lengths_only(tmp_path: Path) -> None:
+    spec = recorded(tmp_path, concurrency=4)
+    assert workload_words(spec, trace_figures(spec)).endswith(
+        "(mean 30 input and 7 output tokens), 4 in flight"
+    )
+
+
+def test_workload_words_say_that_lengths_of_texts_are_estimates(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"prompt": "eight ch", "output_tokens": 6}\n')
+    of_texts = {"kind": WorkloadKind.CUSTOM, "path": path, "requests": 1, "concurrency": 1}
+    spec = recorded(tmp_path, **of_texts, arrivals=ArrivalKind.POISSON)
+    assert "(mean 2 input and 6 output tokens, estimated from texts)" in workload_words(
+        spec, trace_figures(spec)
+    )
+
+
+def test_trace_figures_are_in_the_document(tmp_path: Path) -> None:
+    spec = study_spec(workload=recorded(tmp_path, speedup=2.0))
+    assert load_document(spec, trace_figures(spec.workload))["trace"] == {
+        "input_tokens": 30.0,
+        "output_tokens": 7.0,
+        "estimated": False,
+        "duration_s": 1.0,
+        "rate_per_s": 2.0,
+    }
+    assert trace_figures(workload()) is None
+    assert load_document(study_spec())["trace"] is None

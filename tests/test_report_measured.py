@@ -13,22 +13,31 @@ from rich.console import Console
 
 from tuner import cli
 from tuner.measuring.kept import KeptRequest
-from tuner.records import TrialRecord, TrialState
-from tuner.report.console import outcome_line
+from tuner.records import StudyRecord, StudyState, TrialRecord, TrialState
+from tuner.report.console import outcome_line, print_summary
 from tuner.report.documents import trial_summary
-from tuner.report.measured import disagreement, measurement_rows
+from tuner.report.measured import (
+    broken_promises,
+    disagreement,
+    measurement_rows,
+    promise_note,
+)
 from tuner.report.requests import print_requests, requests_document
 from tuner.types import (
     ClientHealth,
     Interval,
     MeasureEnd,
     Measurement,
+    Metric,
+    ObjectiveSpec,
     Percentiles,
     RateProbe,
     RateSearch,
     RequestRecord,
     RequestStatus,
     ServerLatencies,
+    SloLimit,
+    SloMetric,
 )
 
 PLAIN = builders.measurement()
@@ -48,6 +57,11 @@ RATE = RateSearch(
     Interval(11.0, 14.0),
     (RateProbe(8.0, 1.01, 200, True), RateProbe(16.0, 0.62, 90, False)),
 )
+
+
+MISSED = {"ttft_p99": 71, "tpot_p99": 12}
+REACHED_S = {"ttft_p99": 0.658}
+LIMITS = (SloLimit(SloMetric.TTFT, 0.2), SloLimit(SloMetric.TPOT, 0.05))
 
 
 def rows(measured: Measurement) -> dict[str, str]:
@@ -96,7 +110,7 @@ def test_rows_of_a_small_measurement_say_that_all_of_it_counts() -> None:
         assert label not in told
 
 
-@pytest.mark.parametrize("end", [MeasureEnd.WORSE, MeasureEnd.SATURATED])
+@pytest.mark.parametrize("end", [MeasureEnd.WORSE, MeasureEnd.SATURATED, MeasureEnd.TIME])
 def test_rows_say_that_the_figures_of_an_early_end_are_an_estimate(end: MeasureEnd) -> None:
     assert rows(replace(PLAIN, end=end))["ended"].endswith("the figures are an estimate")
 
@@ -106,6 +120,45 @@ def test_rows_of_a_search_tell_every_probe() -> None:
     assert told["highest load"] == "12.5, between 11 and 14 (95% confidence)"
     assert told["probe 1"] == "8 meets the SLO: 101.0% of what it asks for, 200 requests"
     assert told["probe 2"] == "16 does not meet the SLO: 62.0% of what it asks for, 90 requests"
+
+
+def test_rows_of_a_search_say_that_the_client_was_the_limit() -> None:
+    limited = replace(RATE, limited_by="16/s could not be driven: its loop was late")
+    assert "limited by" not in rows(replace(PLAIN, rate=RATE))
+    assert rows(replace(PLAIN, rate=limited))["limited by"] == (
+        "the client: 16/s could not be driven: its loop was late"
+    )
+
+
+def test_rows_tell_how_many_requests_kept_the_slo() -> None:
+    kept = replace(PLAIN, slo_kept=0.48, slo_missed=MISSED, slo_reached_s=REACHED_S)
+    assert rows(kept)["SLO"] == "48% of requests; missed ttft_p99 71, tpot_p99 12"
+    assert rows(replace(PLAIN, slo_kept=1.0, slo_missed={"ttft_p99": 0}))["SLO"] == (
+        "100% of requests"
+    )
+    assert "SLO" not in rows(PLAIN)
+
+
+def test_broken_promises_are_told_with_what_was_promised() -> None:
+    kept = replace(PLAIN, slo_kept=0.48, slo_missed=MISSED, slo_reached_s=REACHED_S)
+    assert broken_promises(kept, LIMITS) == (
+        "ttft_p99 is 658 ms, promised 200 ms; "
+        "tpot_p99 is none, because too few were served, promised 50 ms"
+    )
+    fine = replace(kept, slo_reached_s={"ttft_p99": 0.2, "tpot_p99": 0.04})
+    assert broken_promises(fine, LIMITS) == ""
+    assert broken_promises(PLAIN, LIMITS) == ""
+
+
+def test_note_warns_of_a_best_that_breaks_its_promise() -> None:
+    kept = replace(PLAIN, slo_kept=0.9, slo_missed={"ttft_p99": 7}, slo_reached_s=REACHED_S)
+    spec = builders.study_spec(objective=ObjectiveSpec(Metric.GOODPUT, slo=LIMITS[:1]))
+    study = StudyRecord("s", spec, StudyState.FINISHED, (replace(trial(kept), number=7),), {})
+    assert promise_note(study) == (
+        "The best (no. 7) does not keep the SLO: ttft_p99 is 658 ms, promised 200 ms."
+    )
+    assert promise_note(replace(study, trials=(trial(PLAIN),))) is None
+    assert promise_note(replace(study, trials=())) is None
 
 
 def test_rows_of_several_loads_tell_each() -> None:
@@ -168,6 +221,29 @@ def test_line_of_a_search_has_the_loads_between_which_it_lies() -> None:
     assert line.startswith("score 12.5 (11 to 14), ")
 
 
+def test_line_of_a_search_says_that_the_client_was_the_limit() -> None:
+    limited = replace(PLAIN, rate=replace(RATE, limited_by="16/s could not be driven"))
+    line = outcome_line(trial(limited, 12.5))
+    assert line.startswith("score 12.5 (11 to 14, a bound of the load, not of the server), ")
+
+
+def test_summary_tells_the_share_in_the_slo_and_a_broken_promise() -> None:
+    kept = replace(PLAIN, slo_kept=0.9, slo_missed={"ttft_p99": 7}, slo_reached_s=REACHED_S)
+    spec = builders.study_spec(objective=ObjectiveSpec(Metric.GOODPUT, slo=LIMITS[:1]))
+    study = StudyRecord("s", spec, StudyState.FINISHED, (trial(kept),), {})
+    out = io.StringIO()
+    print_summary(Console(file=out, width=100), study, None)
+    assert any(line.split() == ["in", "the", "SLO", "-", "90%"] for line in _lines(out))
+    assert "ttft_p99 is 658 ms, promised 200 ms" in out.getvalue()
+    out = io.StringIO()
+    print_summary(Console(file=out, width=100), replace(study, trials=(trial(PLAIN),)), None)
+    assert "SLO" not in out.getvalue()
+
+
+def _lines(out: io.StringIO) -> list[str]:
+    return out.getvalue().splitlines()
+
+
 def test_line_without_an_interval_is_as_ever() -> None:
     assert outcome_line(trial(PLAIN)).startswith("score 800.0, 800.0 tok/s, 0 preempted")
 
@@ -196,6 +272,23 @@ def test_requests_are_printed_a_line_each() -> None:
     assert second.endswith(" 0      0  HTTP 400: no")
 
 
+def test_requests_are_printed_with_the_limits_that_they_missed() -> None:
+    out = io.StringIO()
+    print_requests(Console(file=out, width=40), KEPT, LIMITS)
+    head, first, second = out.getvalue().splitlines()
+    assert head.split()[-2:] == ["SLO", "error"]
+    assert first.split()[-1] == "ttft_p99,tpot_p99"
+    assert second.endswith(" ttft_p99,tpot_p99  HTTP 400: no")
+    loose = (SloLimit(SloMetric.TTFT, 9.0),)
+    out = io.StringIO()
+    print_requests(Console(file=out, width=40), KEPT, loose)
+    assert out.getvalue().splitlines()[1].split()[-1] == "kept"
+    first, second = requests_document(KEPT, loose)
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert (first["slo_missed"], second["slo_missed"]) == ([], ["ttft_p99"])
+
+
 def test_requests_document_has_all_that_is_known() -> None:
     first, second = requests_document(KEPT)
     assert isinstance(first, dict)
@@ -215,7 +308,7 @@ def test_requests_of_a_trial_without_any_are_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty = replace(trial(PLAIN), directory=tmp_path)
-    record = type("Study", (), {"name": "s", "trials": [empty]})()
+    record = StudyRecord("s", builders.study_spec(), StudyState.STOPPED, (empty,), {})
     monkeypatch.setattr(cli, "_read", lambda *_: record)
     with pytest.raises(SystemExit) as ended:
         cli.main(["show", "s", "3", "--requests"])
@@ -227,13 +320,15 @@ def test_requests_of_a_trial_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = replace(trial(PLAIN), directory=tmp_path)
-    record = type("Study", (), {"name": "s", "trials": [kept]})()
+    spec = builders.study_spec(objective=ObjectiveSpec(Metric.GOODPUT, slo=LIMITS))
+    record = StudyRecord("s", spec, StudyState.STOPPED, (kept,), {})
     monkeypatch.setattr(cli, "_read", lambda *_: record)
     monkeypatch.setattr("tuner.measuring.kept.read_requests", lambda _: iter(KEPT))
-    for words, shown in (([], "rejected"), (["--json"], '"rejected"')):
+    for words, shown in (([], "ttft_p99,tpot_p99"), (["--json"], '"rejected"')):
         with pytest.raises(SystemExit) as ended:
             cli.main(["show", "s", "3", "--requests", *words])
         assert ended.value.code == 0
         out = capsys.readouterr().out
         assert shown in out
     assert [request["index"] for request in json.loads(out)] == [7, 8]
+    assert json.loads(out)[1]["slo_missed"] == ["ttft_p99", "tpot_p99"]

@@ -83,8 +83,14 @@ def test_decide_repeats_a_missing_model_where_the_network_is_named(line, attempt
 
 
 def test_decide_stops_at_a_flag_that_does_not_exist():
-    assert decide(failure(FailureCause.BAD_CONFIG, exit_code=2)) == Stop()
-    assert decide(failure(FailureCause.BAD_CONFIG, exit_code=1)) == Record()
+    line = "vllm serve: error: unrecognized arguments: --no-such-flag 1"
+    assert decide(failure(FailureCause.BAD_CONFIG, line, exit_code=2)) == Stop()
+    assert decide(failure(FailureCause.BAD_CONFIG, line, exit_code=1)) == Record()
+
+
+def test_decide_records_a_value_that_a_flag_does_not_take():
+    line = "vllm serve: error: argument --kv-cache-dtype: invalid choice: 'fp9'"
+    assert decide(failure(FailureCause.BAD_CONFIG, line, exit_code=2)) == Record()
 
 
 def test_decide_stops_at_a_command_that_ends_without_a_word_of_vllm():

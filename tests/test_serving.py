@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.metrics.serving import Span, percentiles, summarise
-from tuner.types import Percentiles, RequestRecord, RequestStatus
+from tuner.types import Percentiles, RequestRecord, RequestStatus, SloLimit, SloMetric
 
 
 def ok(index: int, send_s: float, times_s: list[float], output_tokens: int) -> RequestRecord:
@@ -178,3 +178,15 @@ def test_latencies_are_of_the_requests_that_were_due_in_the_window() -> None:
     figures = summarise(answers, Span(1.0, 2.5))
     assert figures.ttft_s is not None
     assert figures.ttft_s.mean == pytest.approx(0.25)  # 0.2 and 0.3
+
+
+def test_slo_is_judged_by_the_requests_that_were_due_in_the_window() -> None:
+    answers = [ok(n, n, [n + 0.1 * (n + 1)], 1) for n in range(4)]
+    unserved = bad(RequestStatus.TIMEOUT, 2.0, 2.4, "late")
+    limit = SloLimit(SloMetric.TTFT, 0.25, 50)
+    figures = summarise([*answers, unserved], Span(1.0, 2.5), [limit])
+    assert figures.slo_kept == pytest.approx(1 / 3)  # 0.2, and neither 0.3 nor the unserved
+    assert figures.slo_missed == {"ttft_p50": 2}
+    assert figures.slo_reached_s == {"ttft_p50": pytest.approx(0.3)}
+    plain = summarise(answers)
+    assert (plain.slo_kept, plain.slo_missed) == (None, {})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 import builders
@@ -15,8 +17,8 @@ from tuner.errors import InputError
 from tuner.load.health import bottleneck
 from tuner.load.prepared import PreparedWorkloads
 from tuner.measuring import session, window
-from tuner.measuring.kept import REQUESTS_FILE, SERVER_FILE, keep, read_requests
-from tuner.measuring.session import Asked, ClientTooSlow, WrongLength
+from tuner.measuring.kept import REQUESTS_FILE, SERVER_FILE, keep, read_requests, read_server
+from tuner.measuring.session import Asked, ClientTooSlow, Run, WrongLength
 from tuner.measuring.under_load import Measured, measure
 from tuner.metrics.latency import due_s
 from tuner.types import (
@@ -49,6 +51,8 @@ LOAD = replace(
 ROUGH = MeasureSpec(precision=0.15)
 WHOLE = MeasureSpec(precision=0.0, stop_worse=False)
 
+POWER_W = 350.0
+
 
 @dataclass
 class Served:
@@ -60,6 +64,9 @@ class Served:
 
     def device_use(self) -> DeviceUse:
         return DeviceUse()
+
+    def energy_j(self, start_s: float, end_s: float) -> float | None:
+        return POWER_W * (end_s - start_s)
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +129,17 @@ async def test_precise_measurement_ends_early_and_agrees_with_a_whole_one(server
 
 async def test_server_far_below_the_incumbent_is_given_up(server: Served) -> None:
     spec = replace(ROUGH, precision=0.0)
-    found = (await measured(server, spec=spec, incumbent=1e9)).measurement
+    given_up = await measured(server, spec=spec, incumbent=1e9)
+    found, (run,) = given_up.measurement, given_up.runs
     assert found.end is MeasureEnd.WORSE
     assert found.offered < LOAD.requests
     assert found.interval is not None
     assert found.interval.high < 1e9
     # What was cut off has no record, and is not missing from the figure.
-    whole = (await measured(server, replace(LOAD, requests=400), WHOLE)).measurement
-    ratio = found.output_throughput_tokens_per_s / whole.output_throughput_tokens_per_s
-    assert 0.6 < ratio < 1.6
+    assert len(run.records) < run.driven.sent <= len(run.records) + SEATS
+    assert run.span is not None
+    ended = sum(record.output_tokens for record in run.records if record.end_s in run.span)
+    assert found.output_throughput_tokens_per_s * found.window_s > 0.5 * ended > 0
 
 
 async def test_server_above_the_incumbent_is_not_given_up(server: Served) -> None:
@@ -194,13 +203,28 @@ async def test_counters_are_those_of_the_window(server: Served) -> None:
 # --- several loads -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("requests", [600, 16])
+async def test_energy_is_that_of_the_window(server: Served, requests: int) -> None:
+    found = (await measured(server, replace(LOAD, requests=requests), WHOLE)).measurement
+    assert found.steady is (requests == 600)
+    assert found.energy_j == pytest.approx(POWER_W * found.window_s)
+
+
+def most_at_once(records: Sequence[RequestRecord]) -> int:
+    ends = [(record.end_s, -1) for record in records]
+    steps = sorted([*ends, *((record.send_s, 1) for record in records)])
+    return max(accumulate(step for _, step in steps))
+
+
 async def test_levels_are_measured_one_after_another(server: Served) -> None:
     load = replace(LOAD, requests=60, levels=(1.0, 6.0))
-    found = (await measured(server, load, WHOLE)).measurement
-    one, six = found.levels
+    result = await measured(server, load, WHOLE)
+    one, six = result.measurement.levels
     assert one.offered == six.offered == 60
-    assert six.output_throughput_tokens_per_s > 1.5 * one.output_throughput_tokens_per_s
-    assert replace(found, levels=()) == six
+    assert [most_at_once(run.records) for run in result.runs] == [1, 6]
+    first, second = result.runs
+    assert max(r.end_s for r in first.records) < min(r.send_s for r in second.records)
+    assert replace(result.measurement, levels=()) == six
 
 
 async def test_highest_concurrency_is_where_requests_begin_to_wait(server: Served) -> None:
@@ -209,13 +233,17 @@ async def test_highest_concurrency_is_where_requests_begin_to_wait(server: Serve
     alone = await measured(server, replace(load, concurrency=SEATS, requests=60), WHOLE)
     request_s = alone.measurement.e2e_s.p50  # type: ignore[union-attr]
     slo = (SloLimit(SloMetric.TTFT, 0.5 * request_s, percentile=80.0),)
-    result = await measured(server, load, ROUGH, ObjectiveSpec(Metric.MAX_RATE, slo=slo))
+    told: list[Progress] = []
+    objective = ObjectiveSpec(Metric.MAX_RATE, slo=slo)
+    result = await measured(server, load, ROUGH, objective, told=told)
     rate = result.measurement.rate
     assert rate is not None
     assert SEATS - 2 <= rate.load <= SEATS + 5
     assert rate.interval.low <= rate.load <= rate.interval.high
     assert len(result.runs) == len(rate.probes)
     assert [probe.load for probe in rate.probes][:2] == [3.0, 6.0]
+    running = {one.activity for one in told if one.detail.endswith("requests")}
+    assert {"probing 3 in flight", "probing 6 in flight"} <= running
 
 
 async def test_highest_rate_is_near_the_capacity(server: Served) -> None:
@@ -352,14 +380,57 @@ async def test_kept_requests_are_read_as_they_were(server: Served, tmp_path: Pat
             assert due_s(back.record) + start_s == pytest.approx(due_s(record), abs=2e-6)
             times = {"send_s": 0.0, "end_s": 0.0, "token_times_s": (), "intended_s": None}
             assert replace(back.record, **times) == replace(record, **times)  # type: ignore[arg-type]
-    with gzip.open(tmp_path / SERVER_FILE, "rt") as file:
-        assert sum('"generation_tokens"' in line for line in file) >= 2 * len(runs)
+    looks = list(read_server(tmp_path))
+    assert [look.run for look in looks] == [n for n, run in enumerate(runs) for _ in run.samples]
+    for number, run in enumerate(runs):
+        start_s = min(record.send_s for record in run.records)
+        of_run = [look for look in looks if look.run == number]
+        for sample, look in zip(run.samples, of_run, strict=True):
+            assert look.at_s == pytest.approx(sample.at_s - start_s, abs=2e-6)
+            assert (look.running, look.waiting) == (sample.running, sample.waiting)
+            assert look.kv_cache_usage == sample.kv_usage_mean
+    assert looks[-1].generation_tokens > looks[0].generation_tokens > 0
+    assert looks[-1].preemptions == 0
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([REQUESTS_FILE, SERVER_FILE])
+    assert {p.stat().st_mode & 0o777 for p in tmp_path.iterdir()} == {0o600}
+
+
+def one_run(error: str = "") -> Run:
+    record = RequestRecord(0, RequestStatus.TIMEOUT, 1.0, 2.0, error=error)
+    driven = session.Driven([record], 1, MeasureEnd.COMPLETE, None, ClientHealth(0.0, 0.0, 0.0))
+    return Run(1, (), None, driven, builders.measurement())
+
+
+def test_kept_files_are_their_owners_alone_and_errors_are_masked(tmp_path: Path) -> None:
+    (tmp_path / "requests.jsonl.part").touch(0o644)  # a killed run's
+    (tmp_path / REQUESTS_FILE).touch(0o644)
+    keep(tmp_path, [one_run("refused: Authorization: Bearer hf_abcdefghijklmnopqrstuvwxyz0123")])
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
+        REQUESTS_FILE: 0o600,
+        SERVER_FILE: 0o600,
+    }
+    (kept,) = read_requests(tmp_path)
+    assert "refused" in kept.record.error
+    assert "hf_abc" not in kept.record.error
+
+
+def test_keep_on_a_full_disk_leaves_no_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tuner.measuring.kept.redact_text", full)
+    with pytest.raises(OSError, match="No space"):
+        keep(tmp_path, [one_run()])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_requests_of_a_trial_without_any_are_an_input_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         list(read_requests(tmp_path))
+    with pytest.raises(InputError, match="no such file"):
+        list(read_server(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -372,7 +443,8 @@ def test_requests_of_a_trial_without_any_are_an_input_error(tmp_path: Path) -> N
         gzip.compress(b'{"run": 0}\n' * 1000)[:-20],
     ],
 )
-def test_damaged_requests_are_an_input_error(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / REQUESTS_FILE).write_bytes(content)
-    with pytest.raises(InputError, match="cannot be read"):
-        list(read_requests(tmp_path))
+def test_damaged_files_are_an_input_error(tmp_path: Path, content: bytes) -> None:
+    for name, read in ((REQUESTS_FILE, read_requests), (SERVER_FILE, read_server)):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match="cannot be read"):
+            list(read(tmp_path))

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import loaded_traces
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import InputError
-from tuner.load.traces import reading
 from tuner.load.traces.trace import TraceFormat
 
 
@@ -26,7 +26,7 @@ def write(tmp_path: Path, content: Any) -> Path:
 
 def load(path: Path) -> tuple[list[tuple[str | None, str | None]], int]:
     """Questions with their replies, and how many rows have none."""
-    found = reading.load(path, TraceFormat.SHAREGPT)
+    found = loaded_traces.load(path, TraceFormat.SHAREGPT)
     return [(row.prompt, row.reply) for row in found.requests], found.refused.total
 
 

@@ -25,6 +25,8 @@ from tuner.types import (
     Outcome,
     RequestStatus,
     SharedPrefixSpec,
+    SloLimit,
+    SloMetric,
     Stage,
     WorkloadSpec,
 )
@@ -221,6 +223,25 @@ def test_shared_prompts_hit_the_prefix_cache():
 
 
 # --- noise, speed, laws ----------------------------------------------------------------
+
+
+def test_evaluate_virtually_counts_what_meets_the_slo():
+    def found(limit_s):
+        made = evaluate_virtually(
+            EngineConfig(flags(kv_cache_memory_bytes="16M", max_num_seqs=16, **TINY)),
+            load(),
+            model=MODELS["tiny"],
+            device=DEVICES["cpu"],
+            seed=0,
+            launch=0,
+            slo=(SloLimit(SloMetric.E2E, limit_s),),
+        )
+        assert isinstance(made, Measurement)
+        return made
+
+    assert found(1e-9).goodput_per_s == 0.0
+    ample = found(1e9)
+    assert ample.goodput_per_s == pytest.approx(ample.request_throughput_per_s)
 
 
 def test_noise_is_of_seed_and_launch():

@@ -22,7 +22,7 @@ from tuner.simulation import (
     simulate,
 )
 from tuner.space import Space
-from tuner.types import BudgetSpec
+from tuner.types import BudgetSpec, EngineConfig
 
 SPACE = {
     "study": "virtual",
@@ -114,6 +114,14 @@ def test_played_names_a_model_that_has_no_profile(spec):
             {"server": {**SPACE["server"], "env": {"SIMULATED_FAULT": "oom_load"}}},
             "SIMULATED_FAULT",
         ),
+        (
+            {"objective": {"maximize": "max_rate"}, "slo": {"ttft_p99": "500ms"}},
+            "max_rate` is not simulated",
+        ),
+        (
+            {"workload": {**SPACE["workload"], "concurrency": [4, 40]}},
+            "several levels of load are not simulated",
+        ),
     ],
 )
 def test_simulate_command_refuses_what_it_would_ignore(in_tmp, capsys, changes, told):
@@ -122,6 +130,13 @@ def test_simulate_command_refuses_what_it_would_ignore(in_tmp, capsys, changes, 
         main(["simulate", "space.yaml", "--seeds", "1"])
     assert leaving.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_simulate_of_goodput_finds_what_meets_the_slo(in_tmp):
+    text = {**SPACE, "objective": {"maximize": "goodput"}, "slo": {"e2e_p99": "60s"}}
+    evaluator = VirtualEvaluator(spec_file.parse(yaml.safe_dump(text), Path("space.yaml")), 0)
+    config = EngineConfig({"gpu-memory-utilization": 0.9, "max-model-len": 2048})
+    assert evaluator.worth(config) > 0
 
 
 def report(*traces):

@@ -1,6 +1,6 @@
 import pytest
 
-from tuner.metrics.slo import attained, meets, within
+from tuner.metrics.slo import attained, meets, missed_limits, promises, within
 from tuner.types import RequestRecord, RequestStatus, SloLimit, SloMetric
 
 TTFT = SloLimit(SloMetric.TTFT, 0.5, percentile=90)
@@ -64,3 +64,34 @@ def test_attained_is_that_of_the_scarcest_limit():
 def test_attained_is_nothing_without_requests_or_without_promises():
     assert attained([], [TTFT]) == 0.0
     assert attained([record()], []) == 0.0
+
+
+def test_promises_tell_how_many_requests_missed_which_limit():
+    slow, unserved = record(ttft_s=0.7), record(status=RequestStatus.TIMEOUT)
+    told = promises([record()] * 7 + [slow, slow, unserved], [TTFT, TPOT])
+    assert told.kept == pytest.approx(0.7)
+    assert told.missed == {"ttft_p90": 3, "tpot_p99": 1}
+    assert told.reached_s == {"ttft_p90": pytest.approx(0.7)}  # TPOT has no p99: one in ten failed
+
+
+@pytest.mark.parametrize("slow", [9, 10, 11])
+def test_promises_agree_with_what_is_attained(slow):
+    """990 of 1000 are what p99 asks for."""
+    limit = SloLimit(SloMetric.TTFT, 0.5)
+    records = [record()] * (1000 - slow) + [record(ttft_s=0.9)] * slow
+    is_kept = promises(records, [limit]).reached_s["ttft_p99"] <= limit.limit_s
+    assert is_kept is (attained(records, [limit]) >= 1.0) is (slow <= 10)
+
+
+def test_promises_are_none_without_requests_or_without_limits():
+    assert promises([], [TTFT]) is None
+    assert promises([record()], []) is None
+
+
+def test_missed_limits_of_a_request_are_named_as_in_the_space_file():
+    assert missed_limits(record(), [TTFT, TPOT]) == ()
+    assert missed_limits(record(ttft_s=0.9), [TTFT, TPOT]) == ("ttft_p90",)
+    assert missed_limits(record(status=RequestStatus.EMPTY), [TTFT, TPOT]) == (
+        "ttft_p90",
+        "tpot_p99",
+    )

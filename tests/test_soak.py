@@ -1,6 +1,7 @@
 """A study of many quick trials in one process: nothing piles up in the tuner.
 
-Forty trials here; five hundred with `python -m pytest tests/test_soak.py --long`, or with
+Forty trials here, which tell of files, threads, tasks, processes and time, but not of memory:
+five hundred do, with `python -m pytest tests/test_soak.py --long`, or with
 `python tests/bench/soak.py`.
 """
 
@@ -49,6 +50,13 @@ def test_what_grows_finds_what_grows(soak, name, growth):
              for s in samples]  # fmt: skip
     (line,) = soak.what_grows(grown)
     assert line.startswith("memory" if name == "rss_kib" else name)
+
+
+def test_what_grows_does_not_judge_memory_by_few_trials(soak):
+    samples = [soak.Sample(n, 9e4 + 200.0 * n, 12, 6, 3, 1, 60.0, 0.5) for n in range(240)]
+    assert list(soak.what_grows(samples[:40])) == []
+    (line,) = soak.what_grows(samples)
+    assert line.startswith("memory")
 
 
 def test_what_grows_finds_work_that_is_done_for_all_trials_again(soak):

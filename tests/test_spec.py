@@ -708,6 +708,8 @@ def test_warnings_are_none_for_a_plain_file() -> None:
         (with_space("max-num-seqs: {low: 2, high: 64}"), "only 4 requests"),
         (with_workload(f"{SYNTHETIC}, concurrency: 20"), "never reached"),
         (SMALL + "reference: {max-num-seqs: 7}\n", "`max-num-seqs: 7`"),
+        (SMALL + "reference: {max-model-len: 8192}\n", "`max-model-len`, which no trial"),
+        (SMALL + "reference: {env.A: 8}\n", "put `A` into `server.env`"),
         (
             SMALL + "reference: {max-num-seqs: 2}\nconstraints: [max-num-seqs < 2]\n",
             "`max-num-seqs < 2`",
@@ -717,6 +719,26 @@ def test_warnings_are_none_for_a_plain_file() -> None:
 def test_warnings_tell_what_is_odd(text: str, words: str) -> None:
     (remark,) = spec.warnings(parse(text))
     assert words in remark
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        (with_space("gpu-memory-utilization: {low: 80, high: 96}"), 3, "Write 0.80 to 0.96."),
+        (with_space("gpu_memory_utilization: {low: 0.8, high: 96}"), 3, "Write 0.80 to 0.96."),
+        (with_space("gpu-memory-utilization: [0.8, 90]"), 3, "Write 0.90."),
+        (SMALL + "reference: {gpu-memory-utilization: 90}\n", None, "Write 0.90."),
+        (SMALL + "reference: {device-memory-utilization: 900}\n", None, "at most 1."),
+    ],
+)
+def test_parse_refuses_a_percentage_where_a_share_is_asked_for(
+    text: str, line: int | None, hint: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        parse(text)
+    assert "is a share, at most 1, not" in refused.value.message
+    assert f":{line or text.count(chr(10))}:" in refused.value.message
+    assert hint in (refused.value.hint or "")
 
 
 # --- any text --------------------------------------------------------------------------

@@ -154,7 +154,7 @@ def test_parse_reads_every_kind_of_file(kind: WorkloadKind) -> None:
 
 
 def test_parse_reads_an_slo_from_either_place() -> None:
-    written = "slo: {ttft_p99: 500ms, tpot-p90: 50ms, ITL_p99.9: 0.2, e2e: 10s}\n"
+    written = "slo: {ttft_p99: 500ms, tpot-p90: 50ms, ITL_p99.9: 0.2s, e2e: 10s}\n"
     limits = (
         SloLimit(SloMetric.TTFT, 0.5, 99.0),
         SloLimit(SloMetric.TPOT, 0.05, 90.0),
@@ -262,14 +262,16 @@ BAD_WORKLOADS = {
 }
 BAD_MORE = {
     # name: (lines behind the workload, line, words)
-    "slo twice": ("slo: {ttft: 1}\nobjective: {slo: {ttft: 1}}\n", 4, "written twice"),
+    "slo twice": ("slo: {ttft: 1s}\nobjective: {slo: {ttft: 1s}}\n", 4, "written twice"),
     "slo of nothing": ("slo: {}\n", 4, "ttft_p99: 500ms"),
     "slo as a list": ("slo: [ttft]\n", 4, "ttft_p99: 500ms"),
-    "slo with a slip": ("slo:\n  ttft: 1\n  ttfp_p99: 1s\n", 6, "`ttft_p99`"),
+    "slo with a slip": ("slo:\n  ttft: 1s\n  ttfp_p99: 1s\n", 6, "`ttft_p99`"),
     "slo with an odd percentile": ("slo: {ttft_p42: 1s}\n", 4, "p99.9"),
-    "slo with a word": ("slo:\n  ttft: 1\n  e2e: soon\n", 6, "`slo.e2e` must be a duration"),
+    "slo with a word": ("slo:\n  ttft: 1s\n  e2e: soon\n", 6, "`slo.e2e` must be a duration"),
     "slo of no time": ("slo: {ttft: 0}\n", 4, "longer than nothing"),
-    "slo limit twice": ("slo: {ttft: 1, ttft-p99: 2}\n", 4, "written twice"),
+    "slo limit twice": ("slo: {ttft: 1s, ttft-p99: 2s}\n", 4, "written twice"),
+    "slo without a unit": ("slo:\n  e2e: 2s\n  ttft_p99: 200\n", 6, "200ms or 0.2s"),
+    "slo without a unit in quotes": ('slo: {ttft_p99: "0.5"}\n', 4, "500ms or 0.5s"),
     "slo limit in the objective": ("objective:\n  slo: {tpot: x}\n", 5, "objective.slo.tpot"),
     "goodput without slo": ("objective: {maximize: goodput}\n", 4, "needs an SLO"),
     "max_rate without slo": ("objective: {maximize: max_rate}\n", 4, "needs an SLO"),
@@ -342,6 +344,30 @@ SLO = "slo: {ttft_p99: 500ms}\n"
 def test_warnings_tell_what_a_load_does_not_show(written: str, more: str, words: str) -> None:
     (remark,) = spec.warnings(study(written, more))
     assert words in remark
+
+
+QUICK = "server: {model: m, env: {SIMULATED_SPEED: 8}}\n"
+
+
+@pytest.mark.parametrize(
+    ("workload", "more", "words"),
+    [
+        (f"{SYNTHETIC}, request_rate: 4", "objective: {maximize: goodput}\n", "arrivals and the"),
+        (CLOSED, "objective: {maximize: goodput}\n", "but the `slo` is in real time"),
+    ],
+)
+def test_warnings_tell_that_nobody_speeds_up_the_clients_time(
+    workload: str, more: str, words: str
+) -> None:
+    text = text_of(workload, more + SLO).replace("server: {model: m}\n", QUICK)
+    (remark,) = spec.warnings(spec.parse(text, Path("s.yaml")))
+    assert "`SIMULATED_SPEED: 8` the server is 8 times faster" in remark
+    assert words in remark
+
+
+def test_warnings_say_nothing_of_a_quick_stand_in_without_times() -> None:
+    text = text_of(CLOSED, "").replace("server: {model: m}\n", QUICK)
+    assert spec.warnings(spec.parse(text, Path("s.yaml"))) == []
 
 
 @pytest.mark.parametrize("metric", ["goodput", "max_rate"])

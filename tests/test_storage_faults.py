@@ -449,3 +449,41 @@ def test_what_was_told_survives_kill_9_at_any_moment(in_tmp):
         assert sum(t.state is TrialState.MEASURED for t in trials) >= finished
         by_number = {t.number: t for t in trials}
         assert all(len(by_number[number].attempts) == 3 for number in attempted)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reads"),
+    [
+        ("tuner:process", {"pid": "many"}, StudyStore.left_processes),
+        ("tuner:attempts", 5, StudyStore.left_trials),
+        ("tuner:attempts", [{"cause": 1}], StudyStore.left_trials),
+    ],
+)
+def test_left_trial_with_damaged_attributes_is_named(store, name, value, reads):
+    trial = start(store)
+    trial.optuna_trial.set_user_attr(name, value)
+    with pytest.raises(EnvironmentProblem, match="it is damaged") as caught:
+        reads(store)
+    assert caught.value.exit_code == 3
+    assert "\n" not in caught.value.message
+
+
+def test_damaged_budget_is_named(database):
+    optuna.load_study(study_name="test", storage=HERE.url).set_user_attr(
+        "tuner:budget", {"trials": "many"}
+    )
+    problem = problem_of_opening(writing=False)
+    assert "it is damaged (ValidationError" in problem.message
+    assert problem.exit_code == 3
+
+
+# --- an older tuner ----------------------------------------------------------------------
+
+
+def test_study_of_an_older_tuner_is_read_but_not_gone_on_with(database):
+    optuna.load_study(study_name="test", storage=HERE.url).set_user_attr("tuner:schema", 1)
+    assert [t.state for t in read(StudyStore.open(HERE)).trials] == [TrialState.MEASURED]
+    with pytest.raises(InputError, match="measured by an older tuner") as caught:
+        StudyStore.open_for_writing(HERE)
+    assert "--study NAME" in caught.value.hint
+    assert [t.state for t in read(StudyStore.open(HERE)).trials] == [TrialState.MEASURED]

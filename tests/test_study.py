@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from builders import measurement, study_spec
 
 from tuner.engine.base import ConfigAnswer
 from tuner.errors import EnvironmentProblem, Interrupted, NoResult
+from tuner.measuring.session import ClientTooSlow
 from tuner.records import TrialState
 from tuner.stopping import Ending
 from tuner.storage import StudyStore
@@ -18,7 +20,9 @@ from tuner.types import (
     Choice,
     Failure,
     FailureCause,
+    Interval,
     IntRange,
+    MeasureEnd,
     Stage,
 )
 
@@ -173,6 +177,96 @@ def test_run_stops_at_an_environment_failure_and_keeps_the_configuration(in_tmp)
     again = rig.again(by_seqs)
     assert again.run() is Ending.TRIALS
     assert again.launched[0] == rig.launched[2]
+
+
+def slow_for(*launches, then=by_seqs):
+    """The client cannot drive the load of these launches."""
+
+    def outcome(config, launch):
+        if launch in launches:
+            raise ClientTooSlow("its process was busy 99% of the time", 3)
+        return then(config, launch)
+
+    return outcome
+
+
+def test_run_leaves_out_a_configuration_that_the_client_is_too_slow_for(in_tmp):
+    spec = study_spec(search_space=KNOBS, budget=BudgetSpec(100, None))
+    rig = Rig(in_tmp, slow_for(3), spec=spec)
+    assert rig.run() is Ending.EXHAUSTED
+    study = rig.read()
+    slow = study.trials[2]
+    assert slow.state is TrialState.ABORTED
+    assert "its process was busy 99%" in slow.failure.line
+    assert slow.score is None
+    assert rig.launched.count(rig.launched[2]) == 1
+    assert study.finished_trials == 16  # of 17
+    assert study.best is not None
+    assert not [t for t in study.trials if t.state is TrialState.WAITING]
+    assert any("left out of this run" in notice for notice in rig.listener.notices)
+
+
+def test_run_tries_what_the_client_was_too_slow_for_in_the_next_run(in_tmp):
+    spec = study_spec(search_space=KNOBS, budget=BudgetSpec(100, None))
+    rig = Rig(in_tmp, slow_for(1, 3), spec=spec)
+    rig.run()
+    assert rig.read().reference is None or not rig.read().reference.state.finished
+    again = rig.again(by_seqs)
+    assert again.run() is Ending.EXHAUSTED
+    assert again.launched == [rig.launched[0], rig.launched[2]]
+    assert again.read().reference.score == pytest.approx(300.0)
+
+
+def test_run_ends_where_the_client_is_too_slow_for_three_in_a_row(in_tmp):
+    rig = Rig(in_tmp, slow_for(2, 4, 5, 6))
+    with pytest.raises(ClientTooSlow, match="the load generator was the bottleneck"):
+        rig.run()
+    assert len(rig.launched) == 6
+    assert rig.read().finished_trials == 2
+    assert rig.read().best is not None
+    again = rig.again(by_seqs)
+    assert again.run() is Ending.TRIALS
+    assert again.read().finished_trials == 6
+
+
+def test_run_counts_a_slow_client_on_over_starts_that_fail(in_tmp):
+    failing = lambda config, launch: SMALL_KV if launch % 2 else by_seqs(config, launch)  # noqa: E731
+    rig = Rig(in_tmp, slow_for(2, 4, 6, then=failing))
+    with pytest.raises(ClientTooSlow):
+        rig.run()
+    assert len(rig.launched) == 6
+
+
+@pytest.mark.parametrize("interval", [Interval(250.0, 350.0, 0.95), None])
+def test_run_gives_each_launch_the_low_end_of_the_best_so_far(in_tmp, interval):
+    scores = iter([300.0, 200.0, 400.0])
+    seen = []
+
+    class Noting(Making):
+        async def evaluate(self, config, trial_dir, observer, incumbent=None):
+            seen.append(incumbent)
+            return await super().evaluate(config, trial_dir, observer)
+
+    def outcome(*_):
+        return replace(measurement(throughput=next(scores)), interval=interval)
+
+    rig = Rig(in_tmp, outcome, spec=study_spec(search_space=KNOBS, budget=BudgetSpec(3, None)))
+    rig.evaluator = Noting(outcome)
+    rig.run()
+    low = 300.0 if interval is None else 250.0
+    assert seen == [None, low, low]
+
+
+def test_run_lets_an_estimate_win(in_tmp):
+    ends = [MeasureEnd.COMPLETE, MeasureEnd.SATURATED, MeasureEnd.TIME]
+
+    def outcome(_, launch):
+        found = measurement(throughput=100.0 * launch)
+        return replace(found, end=ends[launch - 1])
+
+    rig = Rig(in_tmp, outcome, spec=study_spec(search_space=KNOBS, budget=BudgetSpec(3, None)))
+    rig.run()
+    assert rig.read().best.measurement.end is MeasureEnd.TIME
 
 
 def test_run_tries_a_taken_port_once_more(in_tmp):

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from loaded_traces import load
 
 from tuner.cli import main
 from tuner.errors import InputError
 from tuner.load.traces import opening
-from tuner.load.traces.reading import TraceStream, load
+from tuner.load.traces.reading import TraceStream
 from tuner.load.traces.statistics import describe
 from tuner.load.traces.trace import Reason, TraceFormat
 
@@ -186,6 +187,8 @@ BAD_FILES: dict[str, tuple[bytes, str, str | None]] = {
     "page": (b"<!DOCTYPE html>\n<html>404</html>\n", "no format has these columns", None),
     "no header": (AZURE_ROW * 3, ":1: no format has these columns", None),
     "other CSV": (b"a,b,c\n1,2,3\n", ":1: no format has these columns: a, b, c", None),
+    "commas": (b'a,"x, y"\n1,2\n', 'these columns: a, "x, y"', None),
+    "many columns": (b",".join(b"c%d" % n for n in range(20)) + b"\n1\n", "… (20 in all)", None),
     "other JSON": (b'{"a": 1}\n{"b": 2}\n', ":1: no format has these keys: a, b", None),
     "inputs.json": (b'{"data": [{"session_id": 1}]}', "no format has these keys: data", None),
     "several formats": (TWO_FORMATS, "custom in line 1, sharegpt in line 2", None),

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loaded_traces import load
 
 from tuner.load.traces import json_rows
 from tuner.load.traces.detect import detect
 from tuner.load.traces.opening import open_text
-from tuner.load.traces.reading import TraceStream, load
+from tuner.load.traces.reading import TraceStream
 from tuner.load.traces.trace import Message, Reason, TraceFormat, TraceRequest
 
 Write = Callable[..., Path]
@@ -68,7 +69,6 @@ def test_azure_of_2023_has_seven_digits_crlf_and_no_last_line_end(write: Write) 
     assert [r.output_tokens for r in trace.requests] == [44, 109]
     assert [r.arrival_s for r in trace.requests] == pytest.approx([0, 4.314579], abs=1e-6)
     assert [r.line for r in trace.requests] == [2, 3]
-    assert not trace.has_text
 
 
 def test_azure_of_2024_has_time_zones(write: Write) -> None:
@@ -126,7 +126,6 @@ def test_mooncake_times_are_milliseconds_and_may_tie(write: Write) -> None:
     assert trace.format is TraceFormat.MOONCAKE
     assert [r.arrival_s for r in trace.requests] == [0, 0, 1.5]
     assert [r.hash_ids for r in trace.requests] == [(46, 47), (46,), (46, 9)]
-    assert trace.out_of_order == 0
 
 
 def test_mooncake_rows_may_have_text_or_a_session_with_a_delay(write: Write) -> None:
@@ -165,7 +164,7 @@ def test_sharegpt_takes_the_first_question_and_its_reply_in_both_key_styles(
     assert (first.prompt, first.reply) == ("Why?", "So.")
     assert first.messages == (Message("system", "Be kind."), Message("user", "Why?"))
     assert second == TraceRequest(2, None, None, None, prompt="Q", reply="A")
-    assert trace.has_text
+    assert all(row.text is not None for row in trace.requests)
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -321,30 +320,6 @@ def test_every_format_may_begin_with_a_byte_order_mark(write: Write, form: Trace
     plain = write(GOOD[form])
     marked = write(b"\xef\xbb\xbf" + plain.read_bytes(), "marked")
     assert load(marked).requests == load(plain).requests
-
-
-def test_load_sorts_by_arrival_and_counts_what_was_out_of_order(write: Write) -> None:
-    rows = "9,m,1,1,2,x\n5,m,2,1,3,x\n7,m,3,1,4,x\n9,m,4,1,5,x\n"
-    trace = load(write(SIX + rows))
-    assert [(r.arrival_s, r.input_tokens) for r in trace.requests] == [
-        (0, 2), (2, 3), (4, 1), (4, 4),
-    ]  # fmt: skip
-    assert trace.out_of_order == 2
-
-
-def test_load_keeps_turns_without_a_time_behind_the_row_before_them(write: Write) -> None:
-    rows = [
-        {"timestamp": 2000, "input_length": 1, "session_id": "a"},
-        {"delay": 5, "input_length": 2, "session_id": "a"},
-        {"timestamp": 1000, "input_length": 3, "session_id": "b"},
-    ]
-    assert lengths(write(rows)) == [(0, 3, None), (1, 1, None), (None, 2, None)]
-
-
-def test_load_stops_at_its_limit(write: Write) -> None:
-    trace = load(write([{"prompt": "a"}, {}, {"prompt": "b"}, {"prompt": "c"}]), limit=2)
-    assert [r.prompt for r in trace.requests] == ["a", "b"]
-    assert trace.refused.total == 1
 
 
 def test_stream_can_be_read_twice(write: Write) -> None:

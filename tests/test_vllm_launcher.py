@@ -66,6 +66,13 @@ class Watch:
         return found
 
 
+@pytest.fixture(autouse=True)
+def no_kernel_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills none of these servers, whatever else it does meanwhile."""
+    monkeypatch.setattr("tuner.engine.kernel_kills.oom_kills", lambda: 7)
+    monkeypatch.setattr("tuner.engine.vllm_server.oom_kills", lambda: 7)
+
+
 @asynccontextmanager
 async def launched(
     tmp_path: Path,
@@ -181,7 +188,7 @@ async def test_launch_does_not_pass_an_api_key_on(
         ({"no-such-flag": 1}, "", FailureCause.BAD_CONFIG, 2),
         (SMALL, "oom_load", FailureCause.OOM_LOAD, 1),
         (SMALL, "oom_profile", FailureCause.OOM_PROFILE, 1),
-        (SMALL, "host_oom exit=-9", FailureCause.HOST_OOM, -9),
+        (SMALL, "host_oom exit=-9", FailureCause.CRASH, -9),
         (SMALL, "model_not_found", FailureCause.MODEL_NOT_FOUND, 1),
         (SMALL, "port_in_use", FailureCause.PORT_IN_USE, 1),
     ],
@@ -372,7 +379,7 @@ async def test_launch_uses_the_served_name(tmp_path: Path) -> None:
     ("fault", "cause", "exit_code"),
     [
         ("oom_runtime", FailureCause.OOM_RUNTIME, 0),
-        ("server_killed", FailureCause.HOST_OOM, -9),
+        ("server_killed", FailureCause.CRASH, -9),
     ],
 )
 async def test_died_tells_of_a_death_under_load(
@@ -483,6 +490,20 @@ async def test_launch_waits_until_the_last_server_s_device_memory_is_free(tmp_pa
     second = ready(await launching)
     assert second.device_use().device_peak_gib == pytest.approx((0.6,))
     await second.stop()
+
+
+async def test_server_tells_the_energy_of_its_devices(tmp_path: Path) -> None:
+    gpu = FakeGpu("H100", "GPU-1", energy_mj=5_000)
+    launcher = VllmLauncher(SERVER, device=DeviceMonitor({}, FakeNvml([gpu])), timing=TIMING)
+    server = ready(await launcher.launch(EngineConfig(SMALL), tmp_path, Watch().observer))
+    server.device_use()
+    start_s = time.perf_counter()
+    server.device_use()
+    gpu.energy_mj = 65_000
+    server.device_use()
+    assert server.energy_j(start_s, time.perf_counter()) == 60.0
+    assert server.energy_j(start_s - 3600, start_s) is None, "it did not live then"
+    await server.stop()
 
 
 async def test_launch_after_a_failed_one_does_not_read_its_log(tmp_path: Path) -> None:

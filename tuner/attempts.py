@@ -32,17 +32,24 @@ CACHE_FOLDER = "fresh-cache"
 """In the trial's folder, for one start; removed after it."""
 
 _TICK_S = 0.5
-_DISK_ERRORS = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EIO,
-    }
-)
+_FREE_SPACE = "free space on its disk, or make it writable"
+_MORE_FILES = "raise the limit of open files (`ulimit -n`)"
+_HINTS = {
+    errno.ENOSPC: _FREE_SPACE,
+    errno.EDQUOT: _FREE_SPACE,
+    errno.EFBIG: _FREE_SPACE,
+    errno.EROFS: _FREE_SPACE,
+    errno.EACCES: _FREE_SPACE,
+    errno.EPERM: _FREE_SPACE,
+    errno.EIO: _FREE_SPACE,
+    errno.ENOENT: "leave the study's folder where it is while it runs",
+    errno.ENOTDIR: "leave the study's folder where it is while it runs",
+    errno.ESTALE: "see that the share it lies on is mounted",
+    errno.ENAMETOOLONG: "use a shorter path (--storage), or a shorter name of the study",
+    errno.EMFILE: _MORE_FILES,
+    errno.ENFILE: _MORE_FILES,
+}
+"""What helps where a file cannot be written."""
 
 Pause = Callable[[float], Awaitable[None]]
 
@@ -78,7 +85,8 @@ class Attempts:
             incumbent: see `tuner.evaluate.Evaluator.evaluate`.
 
         Raises:
-            EnvironmentProblem: the disk or the database cannot be written.
+            EnvironmentProblem: the disk or the database cannot be written, or the system
+                refuses something else that a start needs.
         """
         outcome = await self._start(config, trial, incumbent)
         while isinstance(outcome, Failure):
@@ -129,11 +137,18 @@ class Attempts:
         try:
             return await self._evaluator.evaluate(config, folder, observer, incumbent)
         except OSError as error:
-            if error.errno not in _DISK_ERRORS:
-                raise
-            raise _cannot_write(error, folder) from error
+            raise _refused(error, folder) from error
         finally:
+            await self._tidy(folder)
+
+    async def _tidy(self, folder: Path) -> None:
+        """`tidy`, which must not cost the outcome of a start."""
+        try:
             await asyncio.to_thread(tidy, folder)
+        except FileNotFoundError:
+            pass  # removed, with all that was in it
+        except OSError as error:
+            self._on_notice(f"{error.filename or folder} is left as it is: {error.strerror}")
 
 
 def tidy(folder: Path) -> None:
@@ -156,9 +171,15 @@ def _described(retry: Retry) -> str:
     return "started again"
 
 
-def _cannot_write(error: OSError, folder: Path) -> EnvironmentProblem:
+def _refused(error: OSError, folder: Path) -> EnvironmentProblem:
+    """What the system did not let a start do."""
+    hint = _HINTS.get(error.errno or 0)
+    if hint is None and error.filename is None:
+        message = f"the start in {folder} broke off: {error.strerror or type(error).__name__}"
+    else:
+        message = f"{error.filename or folder} cannot be written: {error.strerror}"
     return EnvironmentProblem(
-        f"{error.filename or folder} cannot be written: {error.strerror}",
-        "free space on its disk, or make it writable, and run the same command again: the "
-        "study goes on where it stopped",
+        message,
+        f"{hint or 'mend that'}, and run the same command again: the study goes on where it "
+        "stopped",
     )

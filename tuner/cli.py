@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tuner.records import StudyRecord, TrialRecord
     from tuner.report.console import ConsoleListener
-    from tuner.types import JsonValue
+    from tuner.types import JsonValue, SloLimit
 
 
 class ExportFormat(StrEnum):
@@ -184,14 +184,14 @@ def show(
             f"`tuner status {study}` lists them",
         )
     if requests:
-        _show_requests(found, as_json)
+        _show_requests(found, record.spec.objective.slo, as_json)
     elif as_json:
-        _print_json(trial_document(found))
+        _print_json(trial_document(found, record.trials))
     else:
-        print_trial(_console(), found)
+        print_trial(_console(), found, record.trials)
 
 
-def _show_requests(trial: TrialRecord, as_json: bool) -> None:
+def _show_requests(trial: TrialRecord, slo: Sequence[SloLimit], as_json: bool) -> None:
     from tuner.measuring.kept import read_requests
     from tuner.report.requests import print_requests, requests_document
 
@@ -199,9 +199,9 @@ def _show_requests(trial: TrialRecord, as_json: bool) -> None:
         raise InputError(f"trial {trial.number} has no folder, and so no requests")
     requests = read_requests(trial.directory)
     if as_json:
-        _print_json(requests_document(requests))
+        _print_json(requests_document(requests, slo))
     else:
-        print_requests(_console(), requests)
+        print_requests(_console(), requests, slo)
 
 
 @app.command()
@@ -311,7 +311,11 @@ def _read(study: str, name: str | None) -> StudyRecord:
     from tuner import spec
     from tuner.storage import StudyStore, find
 
-    return StudyStore.open(find(study, name)).read(spec.parse)
+    store = StudyStore.open(find(study, name))
+    try:
+        return store.read(spec.parse)
+    finally:
+        store.close()
 
 
 def _console() -> Console:

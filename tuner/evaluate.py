@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -61,12 +61,20 @@ class ServerEvaluator:
 
     Args:
         prepare: gives the requests, the same in every call; it may ask the server's tokenizer.
+        notice: is told what the user should know of a measurement, in a sentence.
     """
 
-    def __init__(self, launcher: Launcher, asked: Asked, prepare: Prepare) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        asked: Asked,
+        prepare: Prepare,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._launcher = launcher
         self._asked = asked
         self._prepare = prepare
+        self._notice = notice
 
     def command_line(self, config: EngineConfig) -> list[str]:
         """See `Evaluator`."""
@@ -89,8 +97,18 @@ class ServerEvaluator:
             outcome = await _measured_unless_dead(started, life)
         finally:
             await started.stop()
-        keep(trial_dir, life.runs)
+        self._keep(trial_dir, life.runs)
         return outcome
+
+    def _keep(self, trial_dir: Path, runs: Sequence[Run]) -> None:
+        """Leave the requests beside the log; the measurement counts without them, too."""
+        try:
+            keep(trial_dir, runs)
+        except OSError as error:
+            self._notice(
+                f"the requests of this measurement are not kept, its figures are: "
+                f"{error.filename or trial_dir} cannot be written: {error.strerror or error}"
+            )
 
 
 async def _measured_unless_dead(server: Server, life: _Life) -> Outcome:

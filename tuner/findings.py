@@ -12,6 +12,10 @@ ASSUMED_TPOT_S = 0.03
 """For the estimate before anything was measured, and said with it: a small model on one GPU
 starts in about a minute and gives each request some thirty tokens a second."""
 
+ASSUMED_PROBES = 7
+"""Loads of one trial of `max_rate`: six to eight as a rule, twelve at most
+(`tuner.measuring.rates`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Findings:

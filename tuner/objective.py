@@ -14,6 +14,11 @@ With the default weight 1, one preemption per finished request halves the score.
 `max_rate` is a load, not a throughput: the highest at which the SLO is met. The SLO says what a
 stall costs, so preemptions are not priced once more.
 
+A measurement that was cut short is an estimate, and may win like any other, but for one: that it
+was given up as worse says that it lies below the best. One that ran out of time has all requests
+that ended until then. One that was saturated, an open loop, has the throughput of a full server,
+which is its capacity; goodput is never cut short there, because it falls while the queue grows.
+
 A failure is told to the search as a finished trial with score 0 (it served nothing) and a
 violated constraint, never as an error: samplers ignore failed trials and would propose the
 same out-of-memory corner again.
@@ -41,7 +46,7 @@ CONSTRAINTS = ("valid", "memory", "served")
 `valid`: vLLM's own check takes the configuration (-1) or not (1).
 `memory`: the signed margin by which the KV cache misses (> 0) or exceeds (< 0) what one
 request of full length needs, as a share; 1 for a failure that names no numbers.
-`served`: minus the share of requests that were served; 1 where none was.
+`served`: minus the share of requests that were served; 1 where none was, or the score is 0.
 """
 
 _MISS_AT_LEAST = 0.01  # a miss rounded to 0 GiB by the log is still a miss
@@ -52,12 +57,14 @@ def judge(outcome: Outcome, objective: ObjectiveSpec) -> Verdict:
     """Turn an outcome into what the search is told."""
     if isinstance(outcome, Failure):
         return Verdict(score=0.0, constraints=_failure_constraints(outcome))
+    value = score(outcome, objective)
     constraints = {
         "valid": -1.0,
         "memory": -_headroom(outcome.memory),
-        "served": -outcome.served / outcome.offered if outcome.served else 1.0,
+        # Where no request, or no load, met what was promised, there is nothing to deploy.
+        "served": -outcome.served / outcome.offered if value > 0 else 1.0,
     }
-    return Verdict(score=score(outcome, objective), constraints=constraints)
+    return Verdict(score=value, constraints=constraints)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,20 @@ What `remember_secrets` was told is masked wherever it stands, whatever it looks
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from tuner.types import ENV_PREFIX, JsonValue
 
 MASK = "***"
 
 _NAME = re.compile(
-    r"API_?KEYS?(?![A-Z])|ACCESS_?KEY|PRIVATE_?KEY|SECRET|PASSW(?:OR)?D|CREDENTIAL|(?:^|_)AUTH$",
+    r"API_?KEYS?(?![A-Z])|ACCESS_?KEY|PRIVATE_?KEY|SECRET|PASSW(?:OR)?D|CREDENTIAL"
+    r"|(?:^|_)AUTH$|_KEY$",
     re.I,
 )
 # TOKENIZERS_PARALLELISM and MAX_TOKENS are not about secrets, LONG_PREFILL_TOKEN_THRESHOLD is
@@ -25,23 +28,28 @@ _NAME = re.compile(
 _TOKEN_NAME = re.compile(r"TOKEN(?![A-Z])", re.I)
 _NUMBER = re.compile(r"[+-]?\d{1,12}(?:\.\d+)?")
 _FLAG_NAME = re.compile(
-    r"(?:TOKEN|API_?KEYS?|ACCESS_?KEY|SECRET|PASSW(?:OR)?D|CREDENTIALS?)$", re.I
+    r"(?:TOKEN|API_?KEYS?|ACCESS_?KEY|SECRET|PASSW(?:OR)?D|CREDENTIALS?|_KEY)$", re.I
 )
 
 _LITERALS = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}"  # Hugging Face user tokens: hf_ and 34 letters or digits
     r"|\bsk-[A-Za-z0-9_-]{16,}"  # keys of OpenAI's form
     r"|\bgh[pousr]_[A-Za-z0-9]{16,}"
+    r"|\bgithub_pat_[A-Za-z0-9_]{20,}"
+    r"|\bnvapi-[A-Za-z0-9_-]{16,}"  # NVIDIA's catalogue
+    r"|\bglpat-[A-Za-z0-9_-]{16,}"  # GitLab
     r"|\bAKIA[0-9A-Z]{16}\b"
 )
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[A-Za-z0-9._~+/=-]{6,}")
 # Bounded lengths: without, a text such as "a.a.a." takes quadratic time.
 _URL = re.compile(r"(\b[a-z][a-z0-9+.-]{0,30}://)([^/\s:@'\"]{0,200}):?([^/\s@'\"]{0,4000})@", re.I)
-# name: value and name=value as JSON, YAML, a Python dictionary and a shell write them.
+# name: value and name=value as JSON, YAML, a Python dictionary and a shell write them; also in
+# the query of a signed URL. `_KEY` only as variables are written: `cache_key=` is no secret.
 _PAIR = re.compile(
     r"""((?<![\w.-])["']?[\w.-]*
          (?:api[_-]?keys?|access[_-]?key|private[_-]?key|secret|passw(?:or)?d
-           |(?:hf|hub|auth|access|api|id|refresh|session|bearer)[_-]?token|(?<![\w-])token)
+           |(?:hf|hub|auth|access|api|id|refresh|session|bearer)[_-]?token|(?<![\w-])token
+           |x-(?:amz|goog)-(?:signature|credential|security-token)|(?-i:_KEY))
          ["']?\s*[:=]\s*)
         (\[[^\]]*\]|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s,;}&'"]+)""",
     re.I | re.X,
@@ -50,17 +58,29 @@ _OPTION = re.compile(
     r"((?<![\w-])--[\w-]*(?:token|api[_-]key|secret|password)[ =])(?!-)(\"[^\"]*\"|'[^']*'|\S+)",
     re.I,
 )
+# Takes several: all up to the next option.
+_API_KEYS = re.compile(
+    r"((?<![\w-])--api[_-]key[ =])(?!-)((?:\"[^\"\n]*\"|'[^'\n]*'|\S+)"
+    r"(?: (?!-)(?:\"[^\"\n]*\"|'[^'\n]*'|\S+))*)",
+    re.I,
+)
+_WORD = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|\S+")
 _HINT = re.compile(
-    rb"hf_|sk-|gh[pousr]_|AKIA|Bearer|Basic|://[^/\s]*@|(?:api|access|private)[_-]?key|secret"
-    rb"|passw|token[\"']?[ \t]*[:=]|-token ",
+    rb"hf_|sk-|gh[pousr]_|github_pat_|nvapi-|glpat-|AKIA|Bearer|Basic|://[^/\s]*@"
+    rb"|(?:api|access|private)[_-]?key|(?-i:_KEY)|secret|x-amz-|x-goog-|passw"
+    rb"|token[\"']?[ \t]*[:=]|-token ",
     re.I,
 )
 _HINT_WORDS = (
     *(b"hf_", b"sk-", b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"akia", b"bearer", b"basic"),
+    *(b"github_pat_", b"nvapi-", b"glpat-", b"x-amz-", b"x-goog-"),
     *(b"@", b"key", b"secret", b"passw"),
     *(b"token=", b"token:", b"token ", b"token\t", b"token'", b'token"'),
 )
 """Looked for before the pattern, which takes ten times as long."""
+
+_LONGEST_PIECE = 1 << 20
+"""Of a log's line that is masked at once: one may never end."""
 
 _COMMON = re.compile(r".{0,5}|[A-Za-z]{6,11}|[\d.:]+|[/~.].*", re.S)
 """Not looked for everywhere, even where a name says that it is secret: `default`, a number, a
@@ -90,22 +110,60 @@ def redact_file(path: Path) -> bool:
     """Mask the secrets in a log whose writer has ended; tells whether there were any.
 
     Where the disk has no room for the masked copy the log stays as it is, readable by its
-    owner alone.
+    owner alone. Holes in it (`tuner.engine.log_size`) stay holes.
     """
     draft = path.with_name(f".{path.name}.new")
     try:
         with path.open("rb") as log:
-            if not any(_suspicious(line) for line in log):
+            extents = _extents(log.fileno())
+            if not any(_suspicious(line) for _, line in _lines(log, extents)):
                 return False
-            log.seek(0)
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as clean:
-                for line in log:
+                read = 0
+                for at, line in _lines(log, extents):
+                    clean.seek(at - read, os.SEEK_CUR)
                     clean.write(_masked_line(line) if _suspicious(line) else line)
+                    read = at + len(line)
+                clean.truncate(clean.tell() + os.fstat(log.fileno()).st_size - read)
         draft.replace(path)
     except OSError:
         draft.unlink(missing_ok=True)
         return False
     return True
+
+
+def _extents(descriptor: int) -> list[tuple[int, int]]:
+    """Where a file holds data: begin and end of each part that is no hole."""
+    size = os.fstat(descriptor).st_size
+    found: list[tuple[int, int]] = []
+    begin = end = 0
+    try:
+        while end < size:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+            end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+            found.append((begin, end))
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # ENXIO: a hole up to the end
+            return [(0, size)]
+    except AttributeError:  # a system that does not tell
+        return [(0, size)]
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    return found
+
+
+def _lines(log: BinaryIO, extents: Sequence[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file with their positions; longer ones in pieces, and no zeros of holes."""
+    for begin, end in extents:
+        log.seek(begin)
+        at = begin
+        while at < end and (line := log.readline(min(_LONGEST_PIECE, end - at))):
+            if len(line) == _LONGEST_PIECE and (cut := line.rfind(b" ", len(line) // 2) + 1):
+                line = line[:cut]  # not within a secret
+                log.seek(at + cut)
+            if line.strip(b"\0"):
+                yield at, line
+            at += len(line)
 
 
 def _bare_secrets(name: str, text: str) -> list[str]:
@@ -137,6 +195,7 @@ def redact_text(text: str) -> str:
     text = _LITERALS.sub(MASK, text)
     text = _BEARER.sub(rf"\1 {MASK}", text)
     text = _URL.sub(_mask_url, text)
+    text = _API_KEYS.sub(lambda keys: keys[1] + _WORD.sub(MASK, keys[2]), text)
     text = _OPTION.sub(rf"\1{MASK}", text)
     return _PAIR.sub(_mask_pair, text)
 

@@ -9,11 +9,11 @@ once more, and then counted as the configuration's.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tuner.engine.passing import may_pass
 from tuner.types import Blame, Failure, FailureCause, Stage
 
 MOST_ATTEMPTS = 6
@@ -63,7 +63,7 @@ _ENVIRONMENT: Mapping[FailureCause, Sequence[Retry]] = {
     FailureCause.NCCL: (Retry(5.0, "for the ranks of the last start to be gone"),),
     # A file of the cache is damaged; whose fault it was, a fresh one tells.
     FailureCause.COMPILE_CACHE: (Retry(fresh_cache=True),),
-    # Not for a wrong name (see `_network`).
+    # Not for a wrong name (see `may_pass`).
     FailureCause.MODEL_NOT_FOUND: (Retry(20.0, "for the network"),),
 }
 """What is done after the first, second, ... failure of a cause. Not here: `model_access` and
@@ -74,16 +74,6 @@ _OPEN_RETRIES = 1
 
 _OPEN = frozenset({FailureCause.UNKNOWN, FailureCause.CRASH, FailureCause.HANG})
 """Not `startup_timeout`: it costs the longest, and the limit is the user's own."""
-
-_NETWORK = re.compile(
-    r"couldn't connect|could not connect|connection|connect to|timed? ?out|max retries"
-    r"|name resolution|resolve host|unreachable|proxy|cached files|LocalEntryNotFound"
-    r"|\b50[234]\b",
-    re.I,
-)
-_OFFLINE_ON_PURPOSE = re.compile(
-    r"offline mode is enabled|OfflineModeIsEnabled|HF_HUB_OFFLINE|outgoing traffic", re.I
-)
 
 
 def decide(failure: Failure, earlier: Sequence[FailureCause] = ()) -> Decision:
@@ -100,7 +90,7 @@ def decide(failure: Failure, earlier: Sequence[FailureCause] = ()) -> Decision:
     if failure.blame is not Blame.ENVIRONMENT:
         return Record()
     retries = _ENVIRONMENT.get(failure.cause, ())
-    if failure.cause is FailureCause.MODEL_NOT_FOUND and not _network(failure):
+    if failure.cause is FailureCause.MODEL_NOT_FOUND and not may_pass(failure):
         retries = ()
     tried = list(earlier).count(failure.cause)
     return retries[tried] if tried < len(retries) and _may_go_on(earlier) else Stop()
@@ -124,7 +114,12 @@ def _may_go_on(earlier: Sequence[FailureCause]) -> bool:
 def _no_flag_like_that(failure: Failure) -> bool:
     """A flag that vLLM does not have, where it could not be asked for its flags before."""
     is_refusal = failure.cause is FailureCause.BAD_CONFIG
-    return is_refusal and failure.exit_code == _ARGPARSE_EXIT_CODE
+    # argparse ends the same way for a value that it does not take, which is one configuration's.
+    return (
+        is_refusal
+        and failure.exit_code == _ARGPARSE_EXIT_CODE
+        and "unrecognized arguments" in failure.line
+    )
 
 
 def _mute_command(failure: Failure) -> bool:
@@ -132,9 +127,3 @@ def _mute_command(failure: Failure) -> bool:
     said_nothing = failure.stage is Stage.LAUNCH and failure.memory.vllm_version is None
     is_unknown = failure.cause is FailureCause.UNKNOWN
     return is_unknown and said_nothing and failure.exit_code is not None
-
-
-def _network(failure: Failure) -> bool:
-    """Whether the words of a missing model tell of a connection that may come back."""
-    words = f"{failure.line}\n{failure.excerpt}"
-    return bool(_NETWORK.search(words)) and not _OFFLINE_ON_PURPOSE.search(words)

@@ -34,6 +34,7 @@ from tuner.types import (
     ENV_PREFIX,
     EngineConfig,
     JsonValue,
+    Metric,
     Outcome,
     Progress,
     StudySpec,
@@ -72,8 +73,9 @@ def played(spec: StudySpec) -> Played:
     """What `server.model` and `server.env` (SIMULATED_DEVICE, SIMULATED_MODEL) name.
 
     Raises:
-        InputError: there is no such profile.
+        InputError: there is no such profile, or the load is none that is simulated.
     """
+    _must_be_one_load(spec)
     for knob in spec.search_space:
         if knob.name.startswith(f"{ENV_PREFIX}SIMULATED_"):
             raise InputError(
@@ -96,6 +98,20 @@ def played(spec: StudySpec) -> Played:
             "(`python -m tuner.engine.simulated --help` lists them)",
         )
     return Played(environment.device, model, environment.noise)
+
+
+def _must_be_one_load(spec: StudySpec) -> None:
+    """On virtual time a trial is one load, driven from its first request to its last."""
+    if spec.objective.maximize is Metric.MAX_RATE:
+        raise InputError(
+            "`maximize: max_rate` is not simulated: it needs a search for the load in each trial",
+            "use `maximize: goodput` with the same `slo:` here, or `tuner run`",
+        )
+    if spec.workload.levels:
+        raise InputError(
+            "several levels of load are not simulated: a trial is one load here",
+            "name one `concurrency:` or `request_rate:`, or use `tuner run`",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +224,7 @@ class VirtualEvaluator:
             seed=self._seed,
             launch=launch,
             noise=noise and self._played.noise,
+            slo=self._spec.objective.slo,
         )
 
     def worth(self, config: EngineConfig) -> float:

@@ -22,6 +22,10 @@ ALIKE_IN_A_ROW = 15
 """So many with one cause other than memory, one after another, end a study that measured
 something before: the machine is not what it was (a driver that hangs, a disk that is gone)."""
 
+OTHERS_IN_A_ROW = 20
+"""The same with causes that take turns: so many failures of other kinds than memory with
+neither a measurement nor a failure of memory between them."""
+
 MEMORY_CAUSES = frozenset(
     {
         FailureCause.OOM_LOAD,
@@ -75,9 +79,14 @@ def broken(run: Sequence[TrialRecord], *, ever_measured: bool) -> Sequence[Trial
         others = sum(not _teaches(trial) for trial in row)
         too_many = others >= FAILURES_AT_FIRST or len(row) >= MEMORY_FAILURES_AT_FIRST
         return row if too_many else None
-    last = row[-ALIKE_IN_A_ROW:]
-    alike = len({trial.failure.cause if trial.failure else None for trial in last}) == 1
-    return last if len(last) == ALIKE_IN_A_ROW and alike and not _teaches(last[-1]) else None
+    others_row: list[TrialRecord] = []
+    for trial in row:
+        others_row = [] if _teaches(trial) else [*others_row, trial]
+    last = others_row[-ALIKE_IN_A_ROW:]
+    alike = len({trial.failure.cause for trial in last if trial.failure}) == 1
+    if len(last) == ALIKE_IN_A_ROW and alike:
+        return last
+    return others_row if len(others_row) >= OTHERS_IN_A_ROW else None
 
 
 def _teaches(trial: TrialRecord) -> bool:

@@ -14,6 +14,7 @@ from tuner.engine.base import ConfigAnswer, ConfigCheck
 from tuner.engine.process import reap
 from tuner.errors import EnvironmentProblem, Interrupted, NoResult
 from tuner.evaluate import Evaluator
+from tuner.measuring.session import ClientTooSlow
 from tuner.objective import judge
 from tuner.records import StudyRecord, TrialRecord
 from tuner.redact import redact_text
@@ -30,6 +31,7 @@ from tuner.types import (
     Failure,
     FailureCause,
     JsonValue,
+    Measurement,
     Outcome,
     Progress,
     Stage,
@@ -40,6 +42,10 @@ from tuner.types import (
 
 REFUSALS_IN_A_ROW = 200
 """So many candidates that vLLM's own check refuses, one after another, end a study."""
+
+TOO_SLOW_IN_A_ROW = 3
+"""So many trials whose load the client cannot drive, with no measurement between them, end a
+study: it is the machine then, or the load, and no single configuration."""
 
 
 class Listener(Protocol):
@@ -83,6 +89,8 @@ class StudyLoop:
         self._listener = listener
         self._attempts = Attempts(store, evaluator, listener.notice, listener.progress, pause)
         self._finished: list[TrialRecord] = []  # the trials that this run has finished
+        self._left_out: list[Queued] = []  # what the client was too slow for in this run
+        self._too_slow = 0  # such trials since the last measurement
         self._answers: dict[str, ConfigAnswer] = {}
         self._told: set[tuple[str, str]] = set()
         trials = store.trials()
@@ -100,6 +108,7 @@ class StudyLoop:
         """Go on until the budget or the space is used up.
 
         Raises:
+            ClientTooSlow: for several configurations in a row.
             EnvironmentProblem: a failure that no configuration can mend.
             InputError: the workload cannot be made with this model.
             Interrupted: the task was cancelled; the running trial is marked and queued again.
@@ -116,6 +125,9 @@ class StudyLoop:
                     break
                 self._store.queue(candidate.params, encode(candidate.params))
                 queued = Queued(candidate.params, is_reference=False)
+            elif queued in self._left_out:
+                self._store.drop_queued()
+                continue
             await self._run_queued(queued)
         self._store.mark_finished(True)
         return ending
@@ -242,10 +254,37 @@ class StudyLoop:
         except asyncio.CancelledError:
             self._give_back(trial)
             raise Interrupted from None
+        except ClientTooSlow as problem:
+            self._leave_out(queued, suggestion, problem, trial, time.monotonic() - started)
+            return
         except BaseException:
             self._give_back(trial)
             raise
+        if isinstance(outcome, Measurement):  # a failed start tells nothing of the client
+            self._too_slow = 0
         self._end(trial, outcome, time.monotonic() - started)
+
+    def _leave_out(
+        self,
+        queued: Queued,
+        suggestion: Suggestion,
+        problem: ClientTooSlow,
+        trial: RunningTrial,
+        duration_s: float,
+    ) -> None:
+        """Go on without a configuration that the client cannot load; it is not to blame."""
+        self._too_slow += 1
+        self._left_out.append(queued)
+        self._search.leave_out(suggestion.config)
+        self._store.abort(
+            trial, Failure(FailureCause.UNKNOWN, Stage.LOAD, problem.message), duration_s
+        )
+        if self._too_slow >= TOO_SLOW_IN_A_ROW:
+            raise problem
+        self._listener.notice(
+            f"trial {trial.number} does not count, and its configuration is left out of this run: "
+            f"{problem.message}"
+        )
 
     def _give_back(self, trial: RunningTrial) -> None:
         """Queue a trial again; where that cannot be written, the next run finds it running."""
@@ -298,7 +337,10 @@ class StudyLoop:
         return await self._attempts.run(suggestion.config, trial, self._incumbent())
 
     def _incumbent(self) -> float | None:
-        """The low end of the best score so far, which another has to reach to be of interest."""
+        """The low end of the best score so far, which another has to reach to be of interest.
+
+        Of a measurement without an interval (a ramp, few requests, `max_rate`) its score.
+        """
         best = self.record().best
         if best is None or best.measurement is None:
             return None

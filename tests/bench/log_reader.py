@@ -51,6 +51,20 @@ def serving_lines(chance: random.Random) -> list[str]:
     return lines
 
 
+def wrapped(text: str, width: int) -> str:
+    """As a terminal of that width breaks it."""
+    return "\n".join(
+        line[at : at + width] for line in text.split("\n") for at in range(0, len(line) or 1, width)
+    )
+
+
+def hex_dump(chance: random.Random) -> str:
+    """Lines of one width that nobody broke."""
+    return "".join(
+        f"{at:08x}  {chance.randbytes(16).hex(' ')}  |................|\n" for at in range(4000)
+    )
+
+
 def logs(mib: int) -> dict[str, bytes]:
     """By name: logs of about that size."""
     lines = serving_lines(random.Random(0))
@@ -70,6 +84,17 @@ def logs(mib: int) -> dict[str, bytes]:
         "a start that does not end": filled("", debug),
         "a start that fails again and again": filled("", failed),
         "one line without an end": filled(start, "lorem ipsum " * 10_000),
+        "a hex dump": filled("", hex_dump(random.Random(1))),
+        "lines of 70 letters": filled("", ("a" * 70 + "\n") * 1000),
+        **{
+            f"{name}, wrapped at {width}": filled(wrapped(head, width), wrapped(body, width))
+            for width in (80, 120, 200)
+            for name, head, body in (
+                ("a busy server", start, serving),
+                ("a start that does not end", "", debug),
+                ("a start that fails again and again", "", failed),
+            )
+        },
     }
 
 
@@ -104,11 +129,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--mib", type=int, default=32, help="size of each log")
     mib = parser.parse_args(argv).mib
-    print(f"{'log':40}{'read':>12}{'split':>12}{'ratio':>8}")
+    print(f"{'log':52}{'read':>12}{'split':>12}{'ratio':>8}")
     for name, raw in logs(mib).items():
         size, reading, splitting = len(raw) / 2**20, seconds(read, raw), seconds(split, raw)
         print(
-            f"{name:40}{size / reading:7.1f} MiB/s{size / splitting:7.0f} MiB/s"
+            f"{name:52}{size / reading:7.1f} MiB/s{size / splitting:7.0f} MiB/s"
             f"{reading / splitting:8.1f}"
         )
     return 0

@@ -73,6 +73,10 @@ RECORD_KIB = 64.0
 Optuna's cache of the database, in the sampler's mirror of it, in the search's set of what is
 known, and as the last `StudyRecord`; 26 KiB were measured."""
 
+TELLS_OF_MEMORY = 200
+"""Trials between the two windows below which memory is not judged: an allocator's noise is more
+than they would leak. Files, threads, tasks and processes are counted, so that few tell."""
+
 LOOKING_BACK_MS = 0.6
 """Processor time by which a trial may take longer for each trial before it: the study is read
 anew three times a trial (25 µs a record), and TPE models all of it (70 µs); 0.14 ms were
@@ -158,7 +162,7 @@ def what_grows(samples: Sequence[Sample]) -> Iterator[str]:
         [statistics.median(getattr(s, name) for s in window) for window in (warm, end)]
         for name in ("rss_kib", "cpu_ms")
     )
-    if rss[1] - rss[0] > RECORD_KIB * trials + _RSS_NOISE_KIB:
+    if trials >= TELLS_OF_MEMORY and rss[1] - rss[0] > RECORD_KIB * trials + _RSS_NOISE_KIB:
         yield f"memory: {rss[0]:.0f} -> {rss[1]:.0f} KiB in {trials} trials"
     if cpu[1] > 1.5 * cpu[0] + LOOKING_BACK_MS * trials:
         yield f"processor time: {cpu[0]:.0f} -> {cpu[1]:.0f} ms a trial in {trials} trials"

@@ -41,7 +41,7 @@ def test_prepare_vllm_returns_at_once_when_done(prepared_vllm):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
     assert str(prepared_vllm.command) in done.stdout
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 15
 
 
 def test_prepare_vllm_keeps_what_it_did_not_make(prepared_vllm, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,13 @@ from tuner.engine.config_check import ConfigChecker
 from tuner.engine.flags import FlagTable
 from tuner.engine.vllm import check_model_folder
 from tuner.errors import EnvironmentProblem, TunerError
-from tuner.findings import ASSUMED_START_S, ASSUMED_TPOT_S, Findings
+from tuner.findings import ASSUMED_PROBES, ASSUMED_START_S, ASSUMED_TPOT_S, Findings
 from tuner.load.fit import unfitting
 from tuner.load.workload import planned_lengths, schedule
-from tuner.redact import redact_argv, redact_env
+from tuner.redact import redact_argv, redact_env, redact_text, remember_secrets
 from tuner.space import Space
 from tuner.storage import StudyLocation, StudyStore
-from tuner.types import ENV_PREFIX, JsonValue, StudySpec
+from tuner.types import ENV_PREFIX, JsonValue, Metric, StudySpec
 from tuner.workbench import Watcher, known_flags, make_workbench, remarks
 
 
@@ -31,6 +32,8 @@ def check_space(path: Path, watcher: Watcher) -> Findings:
         InputError: something in it cannot be used.
     """
     spec = spec_file.load(path)
+    # vLLM's own errors quote the values that they refuse.
+    remember_secrets(os.environ, spec.server.env, spec.server.args, spec.reference)
     spec = settled(spec, StudyLocation.of(spec.name).directory, watcher.notice)
     return asyncio.run(_check(spec, watcher))
 
@@ -61,11 +64,11 @@ async def _check(spec: StudySpec, watcher: Watcher) -> Findings:
         defaults=defaults,
         command=redact_argv(workbench.launcher.command_line(reference, 0)),
         env=redact_env(reference.env),
-        unchecked=unchecked,
+        unchecked=redact_text(unchecked),
         points=space.size(),
         trial_s=trial_s if trial_s is not None else _assumed_trial_s(spec),
         trial_s_is_measured=trial_s is not None,
-        remarks=[*found, *_unusable_model(spec)],
+        remarks=[redact_text(text) for text in (*found, *_unusable_model(spec))],
     )
 
 
@@ -105,11 +108,19 @@ def _measured_trial_s(spec: StudySpec) -> float | None:
 
 
 def _assumed_trial_s(spec: StudySpec) -> float:
+    longest_s = spec.measure.time_s
+    loads_s = [s if longest_s is None else min(s, longest_s) for s in _assumed_loads_s(spec)]
+    probes = ASSUMED_PROBES if spec.objective.maximize is Metric.MAX_RATE else 1
+    return ASSUMED_START_S + probes * sum(loads_s)
+
+
+def _assumed_loads_s(spec: StudySpec) -> Iterator[float]:
+    """How long all requests of each load take."""
     workload = spec.workload
     if workload.concurrency is None:
-        rates = workload.levels or (workload.request_rate_per_s,)
-        loads = [schedule(replace(workload, request_rate_per_s=rate)) or (0.0,) for rate in rates]
-        return ASSUMED_START_S + sum(due_s[-1] for due_s in loads)
+        for rate in workload.levels or (workload.request_rate_per_s,):
+            yield (schedule(replace(workload, request_rate_per_s=rate)) or (0.0,))[-1]
+        return
     tokens = sum(output for _, output in planned_lengths(workload))
-    rounds = sum(tokens / level for level in workload.levels or (workload.concurrency,))
-    return ASSUMED_START_S + rounds * ASSUMED_TPOT_S
+    for level in workload.levels or (workload.concurrency,):
+        yield tokens / level * ASSUMED_TPOT_S

@@ -18,6 +18,7 @@ from rich.status import Status
 
 from tuner.engine.diagnosis import Diagnosis, diagnose
 from tuner.errors import InputError
+from tuner.redact import remember_secrets
 
 _PIECE = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -35,6 +36,7 @@ def diagnose_log(log: str, exit_code: int | None) -> Diagnosis:
     Raises:
         InputError: there is no such file, or it cannot be read.
     """
+    remember_secrets(os.environ)  # the server's may have been the same
     name = "standard input" if log == "-" else log
     with _opened(log) as stream:
         return diagnose(_watched(_text(_pieces(stream, name)), _size(stream)), exit_code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import shlex
 import signal
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from tuner.errors import (
 from tuner.evaluate import ServerEvaluator
 from tuner.export import export_best
 from tuner.fingerprint import differences, fingerprint
+from tuner.load.pool import most_connections
 from tuner.load.prepared import PreparedWorkloads
 from tuner.measuring.session import Asked
 from tuner.metrics.device import DeviceMonitor
@@ -47,10 +47,6 @@ from tuner.workbench import Workbench, open_workbench, remarks
 
 BEST_FILE = "best.yaml"
 """In the study's directory: what `tuner export` gives at the end of a run."""
-
-
-OTHER_FILES = 128
-"""Open files that a study needs besides the load's connections: some thirty, and room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +74,7 @@ def run_study(space: Path, options: RunOptions, console: Console) -> None:
     find_python(spec.server)
     location = StudyLocation.of(spec.name, options.storage)
     spec = settled(spec, location.directory, lambda text: _say(console, f"note: {text}"))
-    make_room_for_connections(spec.workload)
+    check_connections(spec.workload)
     store = StudyStore.open_for_writing(location)
     try:
         _run_locked(spec, store, console)
@@ -119,7 +115,10 @@ async def _run(
                 for remark in await remarks(spec, workbench):
                     listener.notice(f"note: {remark}")
             evaluator = ServerEvaluator(
-                workbench.launcher, Asked.of(spec), PreparedWorkloads(listener.notice)
+                workbench.launcher,
+                Asked.of(spec),
+                PreparedWorkloads(listener.notice),
+                listener.notice,
             )
             loop = StudyLoop(spec, store, evaluator, workbench, listener)
             ending = await loop.run()
@@ -143,26 +142,24 @@ async def _write_best(
     return None
 
 
-def make_room_for_connections(workload: WorkloadSpec) -> None:
-    """Raise the limit of open files to what the load's connections need.
+def check_connections(workload: WorkloadSpec) -> None:
+    """Refuse a closed loop with more requests at a time than can have a connection each.
+
+    How many an open loop has in flight is the server's to decide.
 
     Raises:
         EnvironmentProblem: the machine does not allow as many.
     """
-    at_once = (
-        max((workload.concurrency, *map(int, workload.levels)))
-        if workload.concurrency
-        else workload.requests
-    )
-    needed = min(at_once, workload.requests) + OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise EnvironmentProblem(
-                f"the load needs some {needed} open files, but only {hard} are allowed here",
-                "raise the limit (`ulimit -Hn`), or lower the workload's concurrency",
-            )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if workload.concurrency is None:
+        return
+    at_once = min(workload.requests, max((workload.concurrency, *map(int, workload.levels))))
+    most = most_connections()
+    if at_once > most:
+        raise EnvironmentProblem(
+            f"the load keeps {at_once} connections open at a time, but the limit of open files "
+            f"here allows {most}",
+            "raise the limit (`ulimit -Hn`), or lower the workload's concurrency",
+        )
 
 
 def with_options(spec: StudySpec, options: RunOptions) -> StudySpec:

@@ -9,6 +9,9 @@ from tuner.types import FailureCause, Stage
 ORDERLY_CODES = frozenset({0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 130})
 """Of a server that somebody stopped."""
 
+KILLED_FOR_MEMORY = "killed with SIGKILL, as the kernel does when memory runs out"
+"""Supposed: who sees the process live asks the kernel (`tuner.engine.kernel_kills`)."""
+
 
 def cause_of_exit(code: int, stage: Stage) -> tuple[FailureCause, str]:
     """What an exit code alone says, and in words.
@@ -24,10 +27,7 @@ def cause_of_exit(code: int, stage: Stage) -> tuple[FailureCause, str]:
         except ValueError:
             name = f"signal {number}"
         if number == signal.SIGKILL:
-            return (
-                FailureCause.HOST_OOM,
-                "killed with SIGKILL, as the kernel does when memory runs out",
-            )
+            return FailureCause.HOST_OOM, KILLED_FOR_MEMORY
         crashed = number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
         return (FailureCause.CRASH if crashed else FailureCause.UNKNOWN), f"ended by {name}"
     if code == 2:

@@ -202,6 +202,15 @@ def _with_version(facts: MemoryFacts, text: str) -> MemoryFacts:
     return replace(facts, vllm_version=version, simulated=SIMULATED in version)
 
 
+def may_tell(text: str) -> bool:
+    """Quick: whether `next_stage` or `with_facts` may find something in the text."""
+    return (
+        _STAGE_WORDS.search(text) is not None
+        or _FACT_WORDS.search(text) is not None
+        or "ersion" in text
+    )
+
+
 def begins_anew(text: str) -> bool:
     """Whether a server says here that it begins: a log may hold several lives."""
     if "ersion" not in text:

@@ -29,7 +29,8 @@ _BOX = "│┃║"
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$")
 
 _PREFIX = re.compile(
-    r"(?P<service>[\w./-]+)(?:\|[\w.-]+)?\s{1,40}\| "  # docker compose, pm2: "vllm-1  | "
+    # docker compose, pm2: "vllm-1  | "; bounded, as a line may be one word
+    r"(?P<service>[\w./-]{1,120})(?:\|[\w.-]{1,120})?\s{1,40}\| "
     r"|(?:(?:DEFAULT|DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL) )?"  # a collector's level
     r"\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]? "
     r"(?:(?:stdout|stderr) [FP] |[\w.-]+ [\w.@/-]+\[\d+\]: )?"  # CRI; journald

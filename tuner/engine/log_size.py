@@ -6,6 +6,7 @@ A server that is stuck in an error prints gigabytes an hour. What counts is at t
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -41,8 +42,13 @@ class LogLimit:
         """Give the log's middle back to the disk if it takes more than the limit.
 
         Its length stays, so that positions in it do; a reader finds zero bytes in the hole.
-        Where the file system has no holes, all but the head is cut off.
+        Where the file system has no holes, all but the head is cut off. A disk that is full or
+        gone is left as it is: the server's supervisor has more to do than its log.
         """
+        with contextlib.suppress(OSError):
+            self._keep()
+
+    def _keep(self) -> None:
         status = os.fstat(self._log)
         taken_bytes = status.st_blocks * _BLOCK_BYTES
         if taken_bytes <= self._limit_bytes:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tuner.engine.log_causes import Found, classify
 from tuner.engine.log_evidence import LINES_BEFORE, Complaints, Evidence
 from tuner.engine.log_exit import ORDERLY_CODES, cause_of_exit
-from tuner.engine.log_facts import begins_anew, next_stage, with_facts
+from tuner.engine.log_facts import begins_anew, may_tell, next_stage, with_facts
 from tuner.engine.log_input import LogInput
 from tuner.engine.log_interest import SETTLED, dull_while_starting, is_dull_while_serving
 from tuner.engine.log_lines import LONGEST_LINE, LogLine, clean, messages
@@ -54,6 +54,8 @@ class LogReader:
         self.memory = MemoryFacts()
         self._input = LogInput()
         self._wrapping = Wrapping()
+        self._broken: str | None = None
+        self._begun_dull = False
         self._tracebacks = Tracebacks()
         self._watch = ProgressWatch()
         self._recent: deque[str] = deque(maxlen=LINES_BEFORE)
@@ -142,18 +144,31 @@ class LogReader:
         for raw in lines:
             if not raw or raw.isspace():
                 continue
+            joined = wrapping.join(raw) if wrapping.possible else None
+            if joined is None and self._broken is not None:
+                self._take_broken()
             recent.append(raw[:LONGEST_LINE])
             if self._open:
                 self._show(raw)
-            joined = wrapping.join(raw) if wrapping.possible else None
             if joined is not None:
-                self._follow_alone(raw)
-                self._take(joined, again=True)
+                if may_tell(raw):
+                    self._follow_alone(raw)
+                if wrapping.grown:
+                    self._broken = joined
                 continue
             if wrapping.possible:
                 self._watch.begin_line()
-            if not self._is_dull(raw):
+            self._begun_dull = self._is_dull(raw)
+            if not self._begun_dull:
                 self._take(raw, again=False)
+        self._take_broken()
+
+    def _take_broken(self) -> None:
+        """Take a broken line as a whole: at its end, or as far as it has come by now."""
+        joined, self._broken = self._broken, None
+        if joined is None or (self._begun_dull and self._is_dull(joined, again=True)):
+            return
+        self._take(joined, again=True)
 
     def _show(self, raw: str) -> None:
         """To those that want the lines after theirs."""
@@ -161,7 +176,7 @@ class LogReader:
             evidence.add(raw)
         self._open = [evidence for evidence in self._open if evidence.is_open]
 
-    def _is_dull(self, raw: str) -> bool:
+    def _is_dull(self, raw: str, *, again: bool = False) -> bool:
         if self._complaints is not None:
             return False
         if self._settled:
@@ -171,6 +186,8 @@ class LogReader:
         message = dull_while_starting(raw)
         if message is None:
             return False
+        if again:  # its first part was noted
+            return True
         self._informed += 1
         self._watch.note_plain(message)
         return True

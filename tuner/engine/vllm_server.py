@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from tuner.engine.kernel_kills import oom_kills, with_killer
 from tuner.engine.logs import LogReader, cause_of_exit
 from tuner.engine.process import SupervisedProcess
 from tuner.engine.readiness import SERVER_ERRORS, ServerHttp
@@ -65,6 +66,7 @@ class Life:
         self._offset = 0
         self._start_s = time.monotonic()
         self._launch_s = time.time()
+        self._kills_before = oom_kills()
         self._decisive_s: float | None = None
         self._progress_s = self._start_s
         self._sampled_s = 0.0
@@ -169,7 +171,7 @@ class Life:
 
     def _signed(self, failure: Failure) -> Failure:
         return replace(
-            failure,
+            with_killer(failure, self._kills_before),
             log_path=self._log_path,
             exit_code=self.process.exit_code,
             memory=self.log.memory,

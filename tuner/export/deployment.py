@@ -10,6 +10,7 @@ from tuner.engine.flags import FlagTable
 from tuner.errors import NoResult
 from tuner.gain import gain_sentence
 from tuner.records import StudyRecord, TrialRecord
+from tuner.report.measured import estimate_note
 from tuner.report.simulated import trial_note
 from tuner.types import JsonValue
 
@@ -51,6 +52,8 @@ class Deployment:
                 f"{measured.served} of {measured.offered} requests served, "
                 f"score {trial.score or 0.0:.1f} (one measurement)"
             )
+        if (estimate := estimate_note(self.study)) is not None:
+            lines.append(estimate)
         lines.append(gain_sentence(self.study))
         lines.append("Relative paths are seen from the folder in which the study was run.")
         return lines

@@ -25,8 +25,8 @@ def json_record(deployment: Deployment) -> str:
             "preemption_weight": study.spec.objective.preemption_weight,
         },
         "versions": dict(study.versions),
-        "trial": trial_document(deployment.trial),
-        "reference": trial_document(study.reference) if study.reference else None,
+        "trial": trial_document(deployment.trial, study.trials),
+        "reference": trial_document(study.reference, study.trials) if study.reference else None,
         "space_file": study.spec.text,
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"

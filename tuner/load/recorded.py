@@ -19,6 +19,7 @@ from tuner.errors import InputError
 from tuner.load.lengths import draw
 from tuner.load.plan import Draft, Plan, of_two_lengths
 from tuner.load.seeds import Stream, generator
+from tuner.load.traces.detect import detect
 from tuner.load.traces.reading import TraceStream
 from tuner.load.traces.statistics import estimated_tokens
 from tuner.load.traces.trace import HASH_BLOCK_TOKENS, TraceFormat, TraceRequest
@@ -64,9 +65,7 @@ class _Source:
         self._spec = spec
         self._stream = TraceStream(spec.path, form)
         self._count = _Count()
-        reading = iter(self._stream)
-        first = next(reading)
-        reading.close()
+        first = _first(self._stream, form)
         self._is_replayed = spec.arrivals is ArrivalKind.TRACE
         self.is_shuffled = first.text is not None and not self._is_replayed
         if spec.input_scale > 1 and first.text is not None:
@@ -233,6 +232,35 @@ class _Source:
             f"{spec.path}: has only {usable} usable requests{why}, but {wanted} are asked for.",
             hint,
         )
+
+
+def _first(stream: TraceStream, form: TraceFormat | None) -> TraceRequest:
+    """The first usable row.
+
+    Raises:
+        InputError: there is none; where the file looks like another format than the one that
+            the space file names, that is said.
+    """
+    reading = iter(stream)
+    try:
+        return next(reading)
+    except InputError:
+        looks = None if form is None else _detected(stream.path)
+        if looks is None or looks is form:
+            raise
+        raise InputError(
+            f"{stream.path}: `workload.kind` says {form}, but the file looks like {looks}",
+            f"Write `kind: {looks}`, or `kind: trace`, which tells the format by the content.",
+        ) from None
+    finally:
+        reading.close()
+
+
+def _detected(path: Path) -> TraceFormat | None:
+    try:
+        return detect(path)
+    except InputError:
+        return None
 
 
 def scaled_input(spec: WorkloadSpec, tokens: int) -> int:

@@ -37,6 +37,7 @@ __all__ = [
     "Workload",
     "build",
     "build_without_server",
+    "has_texts",
     "mismatch",
     "planned_lengths",
     "schedule",
@@ -120,6 +121,15 @@ def shares_prompts(spec: WorkloadSpec) -> bool:
         InputError: the recorded requests cannot be used.
     """
     return any(draft.blocks or draft.after is not None for draft in _plan(spec, 0).measured)
+
+
+def has_texts(spec: WorkloadSpec) -> bool:
+    """Whether recorded texts are sent, so that `planned_lengths` are estimates.
+
+    Raises:
+        InputError: the recorded requests cannot be used.
+    """
+    return any(draft.text is not None for draft in _plan(spec, 0).measured)
 
 
 def too_long(spec: WorkloadSpec, max_model_len: int) -> int:

@@ -5,12 +5,14 @@ Compressed JSON lines. Times are seconds from the first request of their run.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from tuner.errors import InputError
 from tuner.metrics.page import GENERATION_TOKENS, PREEMPTIONS, PROMPT_TOKENS, Snapshot
@@ -20,6 +22,8 @@ from tuner.types import JsonValue, RequestRecord, RequestStatus
 if TYPE_CHECKING:
     from tuner.measuring.session import Run  # heavy, and reading what was kept needs none of it
 
+Kept = TypeVar("Kept")
+
 REQUESTS_FILE = "requests.jsonl.gz"
 """A line for each request, in the order of the workload."""
 
@@ -27,6 +31,8 @@ SERVER_FILE = "server_metrics.jsonl.gz"
 """A line for each look at the server's counters."""
 
 _MICROSECONDS = 6
+_FILE_MODE = 0o600
+"""Only for their owner, as all that a study writes: errors may quote prompts and hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +47,33 @@ class KeptRequest:
     record: RequestRecord
 
 
+@dataclass(frozen=True, slots=True)
+class KeptLook:
+    """A look at the server's counters as it was kept.
+
+    Attributes:
+        run: which load of the server life, from 0.
+        at_s: seconds from the first request of the run; below 0 before it.
+        running, waiting: requests at that moment.
+        kv_cache_usage: share of the KV cache in use.
+        preemptions, prompt_tokens, generation_tokens: counted since the server's start.
+    """
+
+    run: int
+    at_s: float
+    running: float
+    waiting: float
+    kv_cache_usage: float
+    preemptions: float
+    prompt_tokens: float
+    generation_tokens: float
+
+
 def keep(directory: Path, runs: Sequence[Run]) -> None:
     """Write both files of a trial.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: they cannot be written; nothing of the one that failed is left.
     """
     _write(directory / REQUESTS_FILE, _request_lines(runs))
     _write(directory / SERVER_FILE, _server_lines(runs))
@@ -57,11 +85,23 @@ def read_requests(directory: Path) -> Iterator[KeptRequest]:
     Raises:
         InputError: there are none, or the file is damaged.
     """
-    path = directory / REQUESTS_FILE
+    return _read(directory / REQUESTS_FILE, _kept)
+
+
+def read_server(directory: Path) -> Iterator[KeptLook]:
+    """The looks at a trial's server, in order: queue, KV cache and counters over time.
+
+    Raises:
+        InputError: there are none, or the file is damaged.
+    """
+    return _read(directory / SERVER_FILE, lambda line: KeptLook(**line))
+
+
+def _read(path: Path, kept: Callable[[dict[str, Any]], Kept]) -> Iterator[Kept]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
-                yield _kept(json.loads(line))
+                yield kept(json.loads(line))
     except FileNotFoundError:
         raise InputError(
             f"{path}: there is no such file", "only trials that were measured have one"
@@ -72,10 +112,22 @@ def read_requests(directory: Path) -> Iterator[KeptRequest]:
 
 def _write(path: Path, lines: Iterable[Mapping[str, JsonValue]]) -> None:
     partial = path.with_suffix(".part")
-    with gzip.open(partial, "wt", encoding="utf-8", compresslevel=6) as file:
-        for line in lines:
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
-    partial.replace(path)
+    try:
+        with _private(partial) as raw, gzip.open(raw, "wt", 6, encoding="utf-8") as file:
+            for line in lines:
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def _private(path: Path) -> BinaryIO:
+    """A new file, not what a killed run left there."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
+    return open(descriptor, "wb")
 
 
 def _request_lines(runs: Sequence[Run]) -> Iterator[Mapping[str, JsonValue]]:

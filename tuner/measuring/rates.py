@@ -54,6 +54,8 @@ class RateFinder:
         self._whole = whole
         self._confidence = confidence
         self.probes: list[RateProbe] = []
+        self._undriven = float("inf")
+        self._why = ""
 
     def next_load(self) -> float | None:
         """The next load to probe; None when the answer is known as well as it can be."""
@@ -61,6 +63,8 @@ class RateFinder:
             return None
         low, high = self._bracket()
         load = self._between(low, high)
+        if load is not None and load >= self._undriven:
+            load = self._lower() if not self.probes else None
         tried = any(probe.load == load for probe in self.probes)
         return None if load is None or tried else load
 
@@ -68,14 +72,35 @@ class RateFinder:
         """What came of a load."""
         self.probes.append(probe)
 
+    def cannot_drive(self, load: float, why: str) -> None:
+        """The client cannot offer `load`: neither it nor a higher one will be asked for."""
+        if load < self._undriven:
+            self._undriven, self._why = load, why
+
     def result(self) -> RateSearch:
         """The answer from all probes; a load of 0 where none met the SLO."""
         probes = sorted(self.probes, key=lambda probe: probe.load)
         load = crossing(probes)
+        failed = min((probe.load for probe in probes if not probe.met), default=float("inf"))
+        is_limited = self._undriven < failed
+        if is_limited:
+            probes = [probe for probe in probes if probe.load < self._undriven]
+            load = crossing(probes)
         low = max((x for x in self._surely_met(probes) if x <= load), default=0.0)
         missed = [x for x in self._surely_missed(probes) if x >= load]
-        high = min(missed, default=max(load, self._most))
-        return RateSearch(load, Interval(low, high, self._confidence), tuple(self.probes))
+        high = self._undriven if is_limited else min(missed, default=self._not_surely(failed))
+        interval = Interval(low, high, self._confidence)
+        why = self._why if is_limited else ""
+        return RateSearch(load, interval, tuple(self.probes), why)
+
+    def _not_surely(self, failed: float) -> float:
+        """Where nothing surely missed: the lowest that did by what was seen, or the bound."""
+        return failed if failed < float("inf") else self._most
+
+    def _lower(self) -> float | None:
+        """Where to begin instead of at a load that cannot be driven."""
+        load = self._rounded(self._undriven / FACTOR)
+        return load if self._least <= load < self._undriven else None
 
     def _surely_met(self, probes: Sequence[RateProbe]) -> list[float]:
         return [

@@ -174,7 +174,7 @@ class Session:
         self._server = server
         self._prepare = prepare
         self._client = client
-        self._on_progress = on_progress
+        self.on_progress = on_progress
         self._load: Load | None = None
         self._rounds = 0
         self.watcher = MetricsWatcher(
@@ -188,7 +188,7 @@ class Session:
         concurrency = min(self.asked.workload.concurrency or count, count) or 1
         await self._drive(workload.warmup, Pace(concurrency), "warming up", judge=None)
 
-    async def measure(self, spec: WorkloadSpec) -> Run:
+    async def measure(self, spec: WorkloadSpec, activity: str = "measuring") -> Run:
         """Send the requests of `spec`, each in a round of its own, until enough was seen.
 
         Raises:
@@ -202,7 +202,7 @@ class Session:
         while True:
             workload = await self._prepare(self._client, spec, self._rounds)
             self._rounds += 1
-            run = await self._measured(workload, spec)
+            run = await self._measured(workload, spec, activity)
             problem = _too_slow(run)
             if not problem:
                 self.runs.append(run)
@@ -216,11 +216,11 @@ class Session:
                 raise ClientTooSlow(problem, tries)
             await self.settle()
 
-    async def _measured(self, workload: Workload, spec: WorkloadSpec) -> Run:
+    async def _measured(self, workload: Workload, spec: WorkloadSpec, activity: str) -> Run:
         pace = Pace(spec.concurrency, workload.arrivals_s)
         await self.watcher.begin()
         judge = self._judge(spec)
-        driven = await self._drive(workload.requests, pace, "measuring", judge)
+        driven = await self._drive(workload.requests, pace, activity, judge)
         records = driven.records
         self._must_not_hang(records)
         requests = workload.requests
@@ -237,7 +237,9 @@ class Session:
             self._server.device_use(),
         )
         server = with_clients_means(await self.watcher.latencies(), records)
-        found = replace(found, client=driven.client, server=server)
+        energy = span or whole_span(records)
+        energy_j = self._server.energy_j(energy.start_s, energy.end_s)
+        found = replace(found, client=driven.client, server=server, energy_j=energy_j)
         return Run(spec.concurrency, load.samples, span, driven, found)
 
     async def settle(self) -> None:
@@ -275,7 +277,7 @@ class Session:
     ) -> Driven:
         """Send `requests`; with `judge`, stop when enough was seen."""
         async with self._loading(requests, pace) as load:
-            watching = _Watching(load, self.watcher, self._on_progress, activity, len(requests))
+            watching = _Watching(load, self.watcher, self.on_progress, activity, len(requests))
             end = await self.watcher.guard(watching.until_enough(judge))
             records = sorted(load.records, key=lambda record: record.index)
             return Driven(records, load.sent, end, watching.stopped_s, load.health())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tuner.engine.base import Server
 from tuner.load.client import LoadClient
-from tuner.measuring.highest import highest_load
+from tuner.measuring.highest import at_load, highest_load
 from tuner.measuring.session import Asked, Prepare, Run, Session
 from tuner.types import Measurement, Metric, ProgressSink, WorkloadSpec
 
@@ -48,12 +48,6 @@ async def _figures(session: Session, workload: WorkloadSpec) -> Measurement:
         return (await session.measure(workload)).measurement
     levels = []
     for level in workload.levels:
-        levels.append((await session.measure(_at(workload, level))).measurement)
+        levels.append((await session.measure(at_load(workload, level))).measurement)
         await session.settle()
     return replace(levels[-1], levels=tuple(levels))
-
-
-def _at(workload: WorkloadSpec, level: float) -> WorkloadSpec:
-    if workload.concurrency is not None:
-        return replace(workload, concurrency=round(level))
-    return replace(workload, request_rate_per_s=level)

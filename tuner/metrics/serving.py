@@ -6,8 +6,8 @@ numpy's default (linear interpolation).
 Throughputs count served requests only: work on requests that failed is not output. They are
 taken over a window without ramp-up and ramp-down where the caller knows one
 (`tuner.measuring.window`): tokens that arrived and requests that ended within it, over its
-length. Else over everything, from the first send to the last end. Latencies are then those of
-the requests that were due within the window.
+length. Else over everything, from the first send to the last end. Latencies, and whether the SLO
+was kept, are then of the requests that were due within the window.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from tuner.metrics.latency import due_s, e2e_s, itl_s, token_arrivals, tpot_s, ttft_s
-from tuner.metrics.slo import meets
+from tuner.metrics.slo import meets, promises
 from tuner.types import (
     DeviceUse,
     Measurement,
@@ -72,6 +72,9 @@ class ServingFigures:
     steady: bool = False
     statuses: Mapping[str, int] = field(default_factory=dict)
     goodput_per_s: float | None = None
+    slo_kept: float | None = None
+    slo_missed: Mapping[str, int] = field(default_factory=dict)
+    slo_reached_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def summarise(
@@ -87,10 +90,11 @@ def summarise(
     unserved = [record for record in records if record.status is not RequestStatus.OK]
     rejected = sum(record.status is RequestStatus.REJECTED for record in records)
     ended = [record for record in served if record.end_s in window]
-    timed = [record for record in served if record.token_times_s]
-    observed = [r for r in timed if window.start_s <= due_s(r) <= window.end_s]
+    due = [r for r in records if window.start_s <= due_s(r) <= window.end_s]
+    observed = [r for r in due if r.status is RequestStatus.OK and r.token_times_s]
     first_unserved = min(unserved, key=lambda record: record.end_s, default=None)
     good = sum(meets(record, slo) for record in ended)
+    told = promises(due, slo)
     return ServingFigures(
         window_s=window.length_s,
         offered=len(records),
@@ -108,6 +112,9 @@ def summarise(
         steady=span is not None,
         statuses=dict(sorted(Counter(record.status.value for record in records).items())),
         goodput_per_s=_rate(good, window) if slo else None,
+        slo_kept=told.kept if told else None,
+        slo_missed=told.missed if told else {},
+        slo_reached_s=told.reached_s if told else {},
     )
 
 

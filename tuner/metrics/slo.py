@@ -7,10 +7,50 @@ none. Its ITL is the largest gap between two of its tokens: a stall is what is p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tuner.metrics.latency import e2e_s, itl_s, tpot_s, ttft_s
 from tuner.types import RequestRecord, RequestStatus, SloLimit, SloMetric
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """What became of an SLO.
+
+    Attributes:
+        kept: share of the requests that met all limits.
+        missed: how many missed each limit, by `limit_name`.
+        reached_s: the latency at each limit's percentile, over all requests: the limit is kept
+            if it is not above it. Missing where too many requests were not served.
+    """
+
+    kept: float
+    missed: Mapping[str, int]
+    reached_s: Mapping[str, float]
+
+
+def promises(records: Sequence[RequestRecord], slo: Sequence[SloLimit]) -> Promises | None:
+    """What became of an SLO in these requests; None without requests or promises."""
+    if not records or not slo:
+        return None
+    reached = {limit_name(limit): _reached_s(records, limit) for limit in slo}
+    return Promises(
+        kept=sum(meets(record, slo) for record in records) / len(records),
+        missed={limit_name(x): sum(not keeps(r, x) for r in records) for x in slo},
+        reached_s={name: value for name, value in reached.items() if math.isfinite(value)},
+    )
+
+
+def limit_name(limit: SloLimit) -> str:
+    """As in the space file: `ttft_p99`."""
+    return f"{limit.metric}_p{limit.percentile:g}"
+
+
+def missed_limits(record: RequestRecord, slo: Iterable[SloLimit]) -> tuple[str, ...]:
+    """Names of the limits that a request missed."""
+    return tuple(limit_name(limit) for limit in slo if not keeps(record, limit))
 
 
 def meets(record: RequestRecord, slo: Iterable[SloLimit]) -> bool:
@@ -37,6 +77,16 @@ def within(records: Sequence[RequestRecord], limit: SloLimit) -> float:
 def keeps(record: RequestRecord, limit: SloLimit) -> bool:
     """Whether a request was served within one limit."""
     return _served(record) and _within(record, limit)
+
+
+def _reached_s(records: Sequence[RequestRecord], limit: SloLimit) -> float:
+    """The smallest latency that the limit's share of the requests did not exceed."""
+    latencies_s = sorted(
+        _latency_s(record, limit.metric) if _served(record) else math.inf for record in records
+    )
+    # Rounded, because 0.999 * 1000 is a little more than 999 in floats.
+    place = math.ceil(round(limit.percentile / 100.0 * len(records), 9))
+    return latencies_s[max(place, 1) - 1]
 
 
 def _served(record: RequestRecord) -> bool:

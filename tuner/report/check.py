@@ -7,10 +7,16 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.engine.arguments import shell_line
-from tuner.findings import ASSUMED_START_S, ASSUMED_TPOT_S, Findings
+from tuner.findings import ASSUMED_PROBES, ASSUMED_START_S, ASSUMED_TPOT_S, Findings
 from tuner.report.console import duration, shown_value
-from tuner.report.load import load_document, measure_words, slo_words, workload_words
-from tuner.types import Choice, FloatRange, IntRange, JsonValue, Knob
+from tuner.report.load import (
+    load_document,
+    measure_words,
+    slo_words,
+    trace_figures,
+    workload_words,
+)
+from tuner.types import Choice, FloatRange, IntRange, JsonValue, Knob, Metric
 
 
 def print_check(console: Console, findings: Findings) -> None:
@@ -31,7 +37,7 @@ def print_check(console: Console, findings: Findings) -> None:
     console.print(table)
     for constraint in spec.constraints:
         _say(console, f"constraint (line {constraint.line}): {constraint.text}")
-    _say(console, f"workload: {workload_words(spec.workload)}")
+    _say(console, f"workload: {workload_words(spec.workload, trace_figures(spec.workload))}")
     objective = spec.objective
     under = f" under {slo_words(objective.slo)}" if objective.slo else ""
     _say(console, f"objective: {objective.maximize}{under}")
@@ -60,7 +66,7 @@ def check_document(findings: Findings) -> dict[str, JsonValue]:
             for knob in spec.search_space
         ],
         "constraints": [constraint.text for constraint in spec.constraints],
-        **load_document(spec),
+        **load_document(spec, trace_figures(spec.workload)),
         "objective": spec.objective.maximize.value,
         "points": findings.points,
         "command": list(findings.command),
@@ -105,9 +111,11 @@ def _points(findings: Findings) -> str:
 
 
 def _time(findings: Findings) -> str:
+    searches = findings.spec.objective.maximize is Metric.MAX_RATE
+    loads = f", {ASSUMED_PROBES} loads a trial" if searches else ""
     basis = (
         "as the study's trials took so far"
         if findings.trial_s_is_measured
-        else f"a guess: {ASSUMED_START_S:g} s a start, {ASSUMED_TPOT_S * 1000:g} ms a token"
+        else f"a guess: {ASSUMED_START_S:g} s a start, {ASSUMED_TPOT_S * 1000:g} ms a token{loads}"
     )
     return f"about {duration(findings.total_s)}, {duration(findings.trial_s)} a trial ({basis})"

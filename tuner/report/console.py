@@ -12,10 +12,13 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from tuner.engine.diagnosis import stage_words
 from tuner.gain import gain_sentence
 from tuner.records import StudyRecord, TrialRecord, TrialState
 from tuner.redact import redact_text
-from tuner.report.measured import ESTIMATES
+from tuner.report.effects import print_effects
+from tuner.report.measured import ESTIMATES, estimate_note, promise_note
+from tuner.report.plain import plain_line
 from tuner.report.simulated import study_note
 from tuner.stopping import Ending, remaining_s
 from tuner.types import (
@@ -139,7 +142,9 @@ def outcome_line(trial: TrialRecord) -> str:
                 parts.append(f"{failed} of {measured.offered} requests not served")
             return ", ".join(parts)
         case Failure() as failure:
-            return _shortened(f"{failure.cause.value} while {failure.stage.value}: {failure.line}")
+            return _shortened(
+                f"{failure.cause.value} while {stage_words(failure.stage)}: {failure.line}"
+            )
         case None:
             return trial.state.value
 
@@ -150,8 +155,9 @@ def _shown_score(trial: TrialRecord) -> str:
     measured = trial.measurement
     if measured is None:
         return shown
-    if measured.rate is not None:
-        return f"{shown} ({measured.rate.interval.low:.4g} to {measured.rate.interval.high:.4g})"
+    if (rate := measured.rate) is not None:
+        client = ", a bound of the load, not of the server" if rate.limited_by else ""
+        return f"{shown} ({rate.interval.low:.4g} to {rate.interval.high:.4g}{client})"
     return f"{shown} ±{measured.interval.half_width:.1%}" if measured.interval else shown
 
 
@@ -165,7 +171,7 @@ def _mark(measured: Measurement) -> str:
 
 
 def _shortened(text: str) -> str:
-    one_line = " ".join(text.split())
+    one_line = plain_line(text)
     return one_line if len(one_line) <= _FAILURE_WIDTH else one_line[: _FAILURE_WIDTH - 1] + "…"
 
 
@@ -212,7 +218,7 @@ def duration(seconds: float) -> str:
 
 
 def print_summary(console: Console, study: StudyRecord, ending: Ending | None) -> None:
-    """The end of a run: why it ended, the best, and the gain over the reference."""
+    """The end of a run: why it ended, the best, the gain, and which settings did nothing."""
     if ending is not None:
         console.print(f"\n{ending.value}: {_counts(study)}", highlight=False, soft_wrap=True)
     if study.best is None:
@@ -220,6 +226,11 @@ def print_summary(console: Console, study: StudyRecord, ending: Ending | None) -
     else:
         console.print(comparison_table(study))
         console.print(gain_sentence(study), highlight=False, soft_wrap=True)
+    if (estimate := estimate_note(study)) is not None:
+        console.print(estimate, highlight=False, soft_wrap=True)
+    if (broken := promise_note(study)) is not None:
+        console.print(broken, style="yellow", highlight=False, soft_wrap=True)
+    print_effects(console, study)
     if (note := study_note(study)) is not None:
         console.print(note, style="bold yellow", highlight=False, soft_wrap=True)
 
@@ -293,6 +304,7 @@ def _value_of(trial: TrialRecord, name: str) -> str:
 _FIGURES: list[tuple[str, Callable[[Measurement], str]]] = [
     ("output tokens/s", lambda m: f"{m.output_throughput_tokens_per_s:.1f}"),
     ("goodput, requests/s", lambda m: "-" if m.goodput_per_s is None else f"{m.goodput_per_s:.2f}"),
+    ("in the SLO", lambda m: "-" if m.slo_kept is None else f"{m.slo_kept:.0%}"),
     ("preemptions", lambda m: str(m.counters.preemptions)),
     ("TTFT p99", lambda m: _ms(m.ttft_s)),
     ("TPOT p99", lambda m: _ms(m.tpot_s)),
@@ -301,5 +313,5 @@ _FIGURES: list[tuple[str, Callable[[Measurement], str]]] = [
     ("KV cache peak", lambda m: f"{m.counters.kv_cache_usage_peak:.0%}"),
 ]
 
-_WHERE_KNOWN = frozenset({"goodput, requests/s"})
+_WHERE_KNOWN = frozenset({"goodput, requests/s", "in the SLO"})
 """Rows that are left out where there is nothing to say."""

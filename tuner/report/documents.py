@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from tuner.engine.advice import advice
-from tuner.records import StudyRecord, TrialRecord
+from tuner.records import Attempt, StudyRecord, TrialRecord
 from tuner.redact import redact_env
+from tuner.report.effects import effect_documents, trial_effect_documents
+from tuner.report.measured import ESTIMATES
+from tuner.report.plain import plain_line
 from tuner.types import EngineConfig, JsonValue, Measurement
 
 
@@ -17,6 +20,7 @@ def status_document(study: StudyRecord) -> dict[str, JsonValue]:
     `simulated`: some trial ran on the stand-in for vLLM, so that its figures are of no device.
     `gain` is the best score over the reference's as a share (0.24 is 24 % better); `default`
     is the reference trial: vLLM's own default, or what the space file names as `reference`.
+    `no_effect` names parameters that changed nothing, why, and in which trials.
     """
     return {
         "study": study.name,
@@ -33,6 +37,7 @@ def status_document(study: StudyRecord) -> dict[str, JsonValue]:
         "best": trial_summary(study.best) if study.best else None,
         "default": trial_summary(study.reference) if study.reference else None,
         "gain": study.gain,
+        "no_effect": effect_documents(study),
         "versions": dict(study.versions),
     }
 
@@ -50,6 +55,7 @@ def trial_summary(trial: TrialRecord) -> dict[str, JsonValue]:
         "score": trial.score,
         "score_interval": _interval(measurement),
         "end": measurement.end.value if measurement else None,
+        "estimate": measurement.end in ESTIMATES if measurement else None,
         "goodput": measurement.goodput_per_s if measurement else None,
         "output_throughput": measurement.output_throughput_tokens_per_s if measurement else None,
         "preemptions": counters.preemptions if counters else None,
@@ -58,14 +64,20 @@ def trial_summary(trial: TrialRecord) -> dict[str, JsonValue]:
     }
 
 
-def trial_document(trial: TrialRecord) -> dict[str, JsonValue]:
-    """`tuner show --json`: everything that is kept of a trial."""
+def trial_document(trial: TrialRecord, trials: Sequence[TrialRecord]) -> dict[str, JsonValue]:
+    """`tuner show --json`: everything that is kept of a trial.
+
+    Args:
+        trials: of the study: some settings are seen to have no effect by comparison alone.
+    """
     return {
         **trial_summary(trial),
         "constraints": dict(trial.constraints),
         "command": list(trial.command),
         "config": _config(trial.config),
         "effective": dict(trial.effective),
+        "no_effect": trial_effect_documents(trial, trials),
+        "attempts": [_attempt(attempt) for attempt in trial.attempts],
         "measurement": _plain(trial.measurement),
         "failure_facts": _plain(trial.failure),
         "advice": list(trial_advice(trial)),
@@ -85,6 +97,17 @@ def trial_advice(trial: TrialRecord) -> tuple[str, ...]:
     known = EngineConfig({**trial.effective, **config.args}, config.env)
     is_known = bool(trial.effective) or trial.config is not None
     return advice(trial.failure, known if is_known else None)
+
+
+def _attempt(attempt: Attempt) -> JsonValue:
+    """A start that failed before the last one; `trial` has its log in its folder."""
+    return {
+        "cause": attempt.cause.value,
+        "stage": attempt.stage.value,
+        "line": plain_line(attempt.line),
+        "then": attempt.then,
+        "trial": attempt.trial,
+    }
 
 
 def _interval(measurement: Measurement | None) -> JsonValue:

@@ -9,6 +9,7 @@ from rich.console import Console
 from tuner.effects import no_effects
 from tuner.records import StudyRecord, TrialRecord
 from tuner.report.plain import plain_line
+from tuner.types import JsonValue
 
 _NAMED_TRIALS = 5
 
@@ -25,14 +26,25 @@ def effect_rows(trial: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[t
 
 def effect_sentences(study: StudyRecord) -> list[str]:
     """For `tuner status`: one sentence for each parameter and reason, with its trials."""
-    numbers: dict[tuple[str, str], list[int]] = {}
-    for trial in study.trials:
-        if trial.state.finished:
-            for effect in no_effects(trial, study.trials):
-                numbers.setdefault(effect.key, []).append(trial.number)
     return [
         f"{parameter} had no effect in {_trials(where, study.finished_trials)}: {why}"
-        for (parameter, why), where in numbers.items()
+        for (parameter, why), where in _by_reason(study).items()
+    ]
+
+
+def effect_documents(study: StudyRecord) -> list[JsonValue]:
+    """The same for scripts."""
+    return [
+        {"parameter": parameter, "why": why, "trials": list(where)}
+        for (parameter, why), where in _by_reason(study).items()
+    ]
+
+
+def trial_effect_documents(trial: TrialRecord, trials: Sequence[TrialRecord]) -> list[JsonValue]:
+    """`effect_rows` for scripts."""
+    return [
+        {"parameter": effect.parameter, "why": effect.why, "text": plain_line(effect.text)}
+        for effect in no_effects(trial, trials)
     ]
 
 
@@ -42,6 +54,16 @@ def print_effects(console: Console, study: StudyRecord) -> None:
         console.print(
             f"note: {sentence}", style="dim", highlight=False, markup=False, soft_wrap=True
         )
+
+
+def _by_reason(study: StudyRecord) -> dict[tuple[str, str], list[int]]:
+    """The numbers of the finished trials in which a parameter had no effect for one reason."""
+    numbers: dict[tuple[str, str], list[int]] = {}
+    for trial in study.trials:
+        if trial.state.finished:
+            for effect in no_effects(trial, study.trials):
+                numbers.setdefault(effect.key, []).append(trial.number)
+    return numbers
 
 
 def _trials(numbers: Sequence[int], finished: int) -> str:

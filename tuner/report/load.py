@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
+
+from tuner.load.workload import has_texts, planned_lengths, schedule
+from tuner.metrics.slo import limit_name
 from tuner.report.console import duration
 from tuner.types import (
     ArrivalKind,
@@ -16,19 +20,63 @@ from tuner.types import (
 )
 
 
-def workload_words(workload: WorkloadSpec) -> str:
-    """Such as `500 requests of 512 input and 128 output tokens, 64 in flight`."""
-    return f"{workload.requests:,} requests {_source(workload)}, {_load(workload)}"
+def workload_words(workload: WorkloadSpec, trace: TraceFigures | None = None) -> str:
+    """Such as `500 requests of 512 input and 128 output tokens, 64 in flight`.
+
+    Args:
+        trace: what a file of recorded requests comes to, to be told as well.
+    """
+    words = f"{workload.requests:,} requests {_source(workload)}"
+    if trace is not None:
+        words += f" (mean {trace.input_tokens:.0f} input and {trace.output_tokens:.0f} output"
+        words += " tokens)" if not trace.estimated else " tokens, estimated from texts)"
+    words += f", {_load(workload)}"
+    if trace is not None and trace.duration_s is not None:
+        rate = trace.rate_per_s
+        each = "all at once" if rate is None else f"{rate:.3g} a second"
+        words += f": {each} over {duration(trace.duration_s)}"
+    return words
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFigures:
+    """What a file of recorded requests comes to, as it will be sent.
+
+    Attributes:
+        input_tokens, output_tokens: means.
+        estimated: whether they are of texts, at four characters a token.
+        duration_s: from the first request to the last where the recorded times are used.
+        rate_per_s: the mean over that time; None where all come at once.
+    """
+
+    input_tokens: float
+    output_tokens: float
+    estimated: bool = False
+    duration_s: float | None = None
+    rate_per_s: float | None = None
+
+
+def trace_figures(workload: WorkloadSpec) -> TraceFigures | None:
+    """Read the file of a workload; None where there is none.
+
+    Raises:
+        InputError: the file cannot be used.
+    """
+    if workload.path is None:
+        return None
+    lengths = planned_lengths(workload)
+    sent, asked = (sum(column) / len(lengths) for column in zip(*lengths, strict=True))
+    figures = TraceFigures(sent, asked, has_texts(workload))
+    due_s = schedule(workload)
+    if due_s is None or workload.arrivals is not ArrivalKind.TRACE or workload.levels:
+        return figures
+    rate = (len(due_s) - 1) / due_s[-1] if due_s[-1] > 0 else None
+    return replace(figures, duration_s=due_s[-1], rate_per_s=rate)
 
 
 def slo_words(limits: tuple[SloLimit, ...]) -> str:
     """Such as `ttft_p99 500 ms, tpot_p99 50 ms`."""
-    return ", ".join(f"{slo_key(limit)} {limit.limit_s * 1000:g} ms" for limit in limits)
-
-
-def slo_key(limit: SloLimit) -> str:
-    """As in the space file."""
-    return f"{limit.metric}_p{limit.percentile:g}"
+    return ", ".join(f"{limit_name(limit)} {limit.limit_s * 1000:g} ms" for limit in limits)
 
 
 def measure_words(measure: MeasureSpec, requests: int) -> str:
@@ -46,7 +94,7 @@ def measure_words(measure: MeasureSpec, requests: int) -> str:
     return "until " + ", or ".join(ends)
 
 
-def load_document(spec: StudySpec) -> dict[str, JsonValue]:
+def load_document(spec: StudySpec, trace: TraceFigures | None = None) -> dict[str, JsonValue]:
     """The same for scripts."""
     workload, measure = spec.workload, spec.measure
     return {
@@ -58,7 +106,8 @@ def load_document(spec: StudySpec) -> dict[str, JsonValue]:
             "levels": list(workload.levels),
             "arrivals": None if workload.concurrency else workload.arrivals.value,
         },
-        "slo": {slo_key(limit): limit.limit_s for limit in spec.objective.slo},
+        "trace": None if trace is None else asdict(trace),
+        "slo": {limit_name(limit): limit.limit_s for limit in spec.objective.slo},
         "measure": {
             "precision": measure.precision,
             "confidence": measure.confidence,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from tuner.measuring.finished import CUT_OFF
+from tuner.metrics.slo import limit_name
+from tuner.records import StudyRecord
 from tuner.report.plain import plain_line
 from tuner.types import (
     ClientHealth,
@@ -13,17 +16,18 @@ from tuner.types import (
     RateSearch,
     RequestStatus,
     ServerLatencies,
+    SloLimit,
 )
 
-ESTIMATES = frozenset({MeasureEnd.WORSE, MeasureEnd.SATURATED})
-"""Ends whose figures are good enough to lose with, and for no more."""
+ESTIMATES = CUT_OFF
+"""Ends whose figures are an estimate: of the requests in flight nothing is known."""
 
 ENDS = {
     MeasureEnd.COMPLETE: "all requests were sent",
     MeasureEnd.PRECISE: "the score was known well enough",
     MeasureEnd.WORSE: "clearly worse than the best so far; the figures are an estimate",
     MeasureEnd.SATURATED: "requests came faster than they were served; the figures are an estimate",
-    MeasureEnd.TIME: "the longest time to measure was over",
+    MeasureEnd.TIME: "the longest time to measure was over; the figures are an estimate",
 }
 
 DISAGREE_SHARE = 0.1
@@ -42,6 +46,8 @@ def measurement_rows(measured: Measurement) -> Iterator[tuple[str, str]]:
     yield "throughput", _throughput(measured)
     if measured.goodput_per_s is not None:
         yield "goodput", f"{measured.goodput_per_s:.2f} requests/s within the SLO"
+    if measured.slo_kept is not None:
+        yield "SLO", _slo(measured, measured.slo_kept)
     yield from _latency_rows(measured)
     yield from _server_rows(measured)
     yield from _device_rows(measured)
@@ -51,6 +57,46 @@ def measurement_rows(measured: Measurement) -> Iterator[tuple[str, str]]:
         yield f"load {number}", _level(level)
     if measured.rate is not None:
         yield from _rate_rows(measured.rate)
+
+
+def estimate_note(study: StudyRecord) -> str | None:
+    """A sentence where the figures of the best are an estimate; None where they are not."""
+    best = study.best
+    measured = best.measurement if best is not None else None
+    if best is None or measured is None or measured.end not in ESTIMATES:
+        return None
+    why = ENDS[measured.end].partition(";")[0]
+    return (
+        f"The figures of the best (no. {best.number}) are an estimate: {why}, and the requests "
+        "in flight were cut off."
+    )
+
+
+def broken_promises(measured: Measurement, slo: Sequence[SloLimit]) -> str:
+    """Such as `ttft_p99 is 658 ms, promised 200 ms`; empty where all are kept, or unknown."""
+    if measured.slo_kept is None:
+        return ""
+    parts = []
+    for limit in slo:
+        name = limit_name(limit)
+        reached_s = measured.slo_reached_s.get(name)
+        promised = f"promised {limit.limit_s * 1000:g} ms"
+        if name not in measured.slo_missed:
+            continue
+        if reached_s is None:
+            parts.append(f"{name} is none, because too few were served, {promised}")
+        elif reached_s > limit.limit_s:
+            parts.append(f"{name} is {reached_s * 1000:.4g} ms, {promised}")
+    return "; ".join(parts)
+
+
+def promise_note(study: StudyRecord) -> str | None:
+    """A sentence where the best does not keep its SLO; None where it does, or has none."""
+    best = study.best
+    if best is None or best.measurement is None:
+        return None
+    broken = broken_promises(best.measurement, study.spec.objective.slo)
+    return f"The best (no. {best.number}) does not keep the SLO: {broken}." if broken else None
 
 
 def requests_words(measured: Measurement) -> str:
@@ -76,6 +122,12 @@ def disagreement(server: ServerLatencies) -> str:
         if abs(seen_s - own.mean) > DISAGREE_SHARE * max(seen_s, own.mean) + DISAGREE_S:
             parts.append(f"{name} {_ms(seen_s)} seen by the client, {_ms(own.mean)} by the server")
     return ", ".join(parts)
+
+
+def _slo(measured: Measurement, kept: float) -> str:
+    """Such as `48% of requests; missed ttft_p99 71, tpot_p99 12`."""
+    missed = [f"{name} {count}" for name, count in measured.slo_missed.items() if count]
+    return f"{kept:.0%} of requests" + (f"; missed {', '.join(missed)}" if missed else "")
 
 
 def _sureness_rows(measured: Measurement) -> Iterator[tuple[str, str]]:
@@ -182,6 +234,8 @@ def _rate_rows(rate: RateSearch) -> Iterator[tuple[str, str]]:
         f"{rate.load:.4g}, between {rate.interval.low:.4g} and {rate.interval.high:.4g} "
         f"({rate.interval.confidence:.0%} confidence)",
     )
+    if rate.limited_by:
+        yield "limited by", plain_line(f"the client: {rate.limited_by}")
     for number, probe in enumerate(rate.probes, 1):
         met = "meets the SLO" if probe.met else "does not meet the SLO"
         share = f"{probe.attained:.1%} of what it asks for, {probe.requests} requests"

@@ -2,33 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 
 from tuner.measuring.kept import KeptRequest
 from tuner.metrics.latency import due_s, e2e_s, tpot_s, ttft_s
+from tuner.metrics.slo import limit_name, missed_limits
 from tuner.report.plain import plain_line
-from tuner.types import JsonValue
+from tuner.types import JsonValue, SloLimit
 
 _HEAD = (
     f"{'load':>4} {'request':>7} {'status':<12} {'due s':>9} {'late ms':>8} {'TTFT ms':>9} "
-    f"{'TPOT ms':>8} {'E2E ms':>10} {'in':>7} {'out':>6}  error"
+    f"{'TPOT ms':>8} {'E2E ms':>10} {'in':>7} {'out':>6}"
 )
+_KEPT = "kept"
 
 
-def print_requests(console: Console, requests: Iterable[KeptRequest]) -> None:
-    """A line each, in the order of the workload."""
-    for line in (_HEAD, *map(_line, requests)):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+def print_requests(
+    console: Console, requests: Iterable[KeptRequest], slo: Sequence[SloLimit] = ()
+) -> None:
+    """A line each, in the order of the workload.
+
+    Args:
+        slo: which limits each missed is told, if there are any.
+    """
+    _print(console, f"{_HEAD}{_slo_cell('SLO', slo)}  error")
+    for kept in requests:
+        missed = ",".join(missed_limits(kept.record, slo)) or _KEPT
+        cells = f"{_line(kept)}{_slo_cell(missed, slo)}  {plain_line(kept.record.error)}"
+        _print(console, cells.rstrip())
 
 
-def requests_document(requests: Iterable[KeptRequest]) -> list[JsonValue]:
+def _print(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _slo_cell(text: str, slo: Sequence[SloLimit]) -> str:
+    """As wide as all limits together; nothing without any."""
+    if not slo:
+        return ""
+    width = max(len(_KEPT), len(",".join(map(limit_name, slo))))
+    return f"  {text:<{width}}"
+
+
+def requests_document(
+    requests: Iterable[KeptRequest], slo: Sequence[SloLimit] = ()
+) -> list[JsonValue]:
     """The same for scripts: seconds from the first request of the load."""
-    return list(_documents(requests))
+    return list(_documents(requests, slo))
 
 
-def _documents(requests: Iterable[KeptRequest]) -> Iterator[JsonValue]:
+def _documents(requests: Iterable[KeptRequest], slo: Sequence[SloLimit]) -> Iterator[JsonValue]:
     for kept in requests:
         record = kept.record
         ttft, tpot, e2e = _latencies_s(kept)
@@ -46,6 +71,7 @@ def _documents(requests: Iterable[KeptRequest]) -> Iterator[JsonValue]:
             "output_tokens": record.output_tokens,
             "token_times_s": list(record.token_times_s),
             "token_counts": list(record.token_counts),
+            "slo_missed": list(missed_limits(record, slo)) if slo else None,
             "error": record.error,
         }
 
@@ -57,8 +83,8 @@ def _line(kept: KeptRequest) -> str:
     return (
         f"{kept.run:>4} {record.index:>7} {record.status.value:<12} {due_s(record):>9.3f} "
         f"{late_ms:>8.1f} {_ms(ttft, 9)} {_ms(tpot, 8)} {_ms(e2e, 10)} "
-        f"{record.prompt_tokens:>7} {record.output_tokens:>6}  {plain_line(record.error)}"
-    ).rstrip()
+        f"{record.prompt_tokens:>7} {record.output_tokens:>6}"
+    )
 
 
 def _latencies_s(kept: KeptRequest) -> tuple[float | None, float | None, float | None]:

@@ -63,7 +63,7 @@ class Search:
         self._random = np.random.default_rng(seed)
         self.distributions = {knob.name: distribution(knob) for knob in self._knobs}
         self._mirror = optuna.create_study(direction="maximize", sampler=self._sampler)
-        self._known: set[str] = set()  # digests of what was measured or refused
+        self._known: set[str] = set()  # digests of what is not to be proposed again
         self._scores: list[float] = []  # of what may win
 
     # --- learning ---
@@ -84,6 +84,10 @@ class Search:
         """Learn that vLLM's own check does not take a candidate."""
         self._known.add(candidate.config.digest)
         self._tell_mirror(candidate.params, 0.0, refused())
+
+    def leave_out(self, config: EngineConfig) -> None:
+        """Propose a configuration no more, of which nothing could be learned."""
+        self._known.add(config.digest)
 
     def _tell_mirror(
         self, params: Mapping[str, JsonValue], score: float, constraints: Mapping[str, float]

@@ -23,6 +23,9 @@ from tuner.units import parse_duration, parse_whole
 _E = TypeVar("_E", bound=StrEnum)
 
 LARGEST = 2**53
+LIKELY_MS = 10
+"""A latency without a unit is likely meant in milliseconds from here on."""
+
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)\s*%")
 
 
@@ -82,7 +85,10 @@ def share(low: float, high: float, example: str) -> Callable[[object], float]:
 
 def duration(value: object) -> float:
     """Reads a time span that is longer than nothing, in seconds."""
-    hint = "Write it like 500ms, 90s, 15m, 4h or 1h30m; a plain number is seconds."
+    return _span_s(value, "Write it like 500ms, 90s, 15m, 4h or 1h30m; a plain number is seconds.")
+
+
+def _span_s(value: object, hint: str) -> float:
     if not isinstance(value, str | int | float):
         raise wrong(f"must be a duration, not {kind_of(value)}", hint)
     try:
@@ -92,6 +98,23 @@ def duration(value: object) -> float:
     if seconds <= 0:
         raise wrong(f"must be longer than nothing, not {kind_of(value)}", hint)
     return seconds
+
+
+def latency(value: object) -> float:
+    """Reads a time span with its unit, in seconds.
+
+    What a request may take is as often meant in milliseconds as in seconds: a plain number
+    would be wrong by a thousand without a word.
+    """
+    seconds = _span_s(value, "Write it like 200ms or 0.2s.")
+    try:
+        plain = float(value) if isinstance(value, str | int | float) else None
+    except ValueError:
+        return seconds
+    if plain is None:
+        return seconds
+    meant_s = plain / 1000 if plain >= LIKELY_MS else plain
+    raise wrong(f"has no unit: {kind_of(value)}", f"Write {meant_s * 1000:g}ms or {meant_s:g}s.")
 
 
 def text(value: object) -> str:
@@ -189,7 +212,6 @@ def lines(value: object) -> list[object]:
 
 Whole = Annotated[int, BeforeValidator(whole(1))]
 WholeOrZero = Annotated[int, BeforeValidator(whole(0))]
-Positive = Annotated[float, BeforeValidator(number(0, exclusive=True))]
 NotNegative = Annotated[float, BeforeValidator(number(0, exclusive=False))]
 Duration = Annotated[float, BeforeValidator(duration)]
 Switch = Annotated[bool, BeforeValidator(switch)]

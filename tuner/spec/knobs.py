@@ -10,7 +10,13 @@ from tuner.errors import InputError
 from tuner.knobs import MIN_STEP, count, json_identity, value_at
 from tuner.names import did_you_mean
 from tuner.spec.document import Document, Node, kind_of
-from tuner.spec.values import named, positive_name, read_value, refuse_twice
+from tuner.spec.values import (
+    named,
+    positive_name,
+    read_value,
+    refuse_percent,
+    refuse_twice,
+)
 from tuner.types import ENV_PREFIX, Choice, FloatRange, IntRange, JsonValue, Knob
 
 _RANGE_KEYS = ("low", "high", "step", "log")
@@ -104,6 +110,7 @@ def _choice(document: Document, name: str, node: Node) -> Choice:
                 item, f"`{name}` has the choice {json.dumps(value)[:60]} twice", "Delete one."
             )
         seen.add(identity)
+        refuse_percent(document, name, item, [value])
         choices.append(value)
     settled = positive_name(name, choices)
     if settled != name:
@@ -127,6 +134,7 @@ class _Range:
         if low is None or high is None:
             missing = "low" if low is None else "high"
             raise self._error(missing, f"has no `{missing}`", _EXAMPLE)
+        refuse_percent(self._document, self._name, self._node, [low, high])
         step, log = self._number("step"), self._log()
         self._check_bounds(low, high)
         self._check_step(low, high, step, log)

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 from tuner.space import Space
 from tuner.spec.reading import parse_with_remarks
-from tuner.types import Choice, Knob, Metric, StudySpec
+from tuner.spec.values import SHARES
+from tuner.types import ENV_PREFIX, Choice, Knob, Metric, StudySpec
 
 HIGH_UTILIZATION = 0.99
 """From here on next to nothing is left for memory that vLLM's profiling does not see."""
 
-_UTILIZATION = ("gpu-memory-utilization", "device-memory-utilization")
+STAND_IN_SPEED = "SIMULATED_SPEED"
+"""Of the stand-in for vLLM: how many times faster than life it computes."""
 
 
 def warnings(spec: StudySpec) -> list[str]:
@@ -22,13 +24,14 @@ def warnings(spec: StudySpec) -> list[str]:
         *_on_utilization(spec),
         *_on_workload(spec),
         *_on_slo(spec),
+        *_on_stand_in(spec),
         *_on_reference(spec),
     ]
 
 
 def _on_utilization(spec: StudySpec) -> Iterator[str]:
     for knob in spec.search_space:
-        if knob.name in _UTILIZATION and (top := _highest(knob)) >= HIGH_UTILIZATION:
+        if knob.name in SHARES and (top := _highest(knob)) >= HIGH_UTILIZATION:
             yield (
                 f"`{knob.name}` goes up to {top}, which leaves next to nothing for memory that "
                 "vLLM does not profile: such trials may run out of memory under load"
@@ -74,9 +77,41 @@ def _on_slo(spec: StudySpec) -> Iterator[str]:
         )
 
 
+def _on_stand_in(spec: StudySpec) -> Iterator[str]:
+    """Arrivals and limits are in the client's time, which nobody makes faster."""
+    try:
+        speed = float(spec.server.env.get(STAND_IN_SPEED, "1"))
+    except ValueError:
+        return  # which the stand-in refuses itself
+    if speed <= 1:
+        return
+    timed = [
+        *(["arrivals"] if spec.workload.concurrency is None else []),
+        *(["the `slo`"] if spec.objective.slo else []),
+    ]
+    if timed:
+        verb = "is" if timed == ["the `slo`"] else "are"
+        yield (
+            f"with `{STAND_IN_SPEED}: {speed:g}` the server is {speed:g} times faster than life, "
+            f"but {' and '.join(timed)} {verb} in real time: it meets what the device that it "
+            f"plays would not. Set {STAND_IN_SPEED} to 1 (starts alone may be faster: "
+            "SIMULATED_START_SPEED)"
+        )
+
+
 def _on_reference(spec: StudySpec) -> Iterator[str]:
     space = Space(spec)
     params, _ = space.reference()
+    fixed = {*spec.server.args, *(ENV_PREFIX + name for name in spec.server.env)}
+    for name, value in spec.reference.items():
+        if value is not None and name not in space.knobs and name not in fixed:
+            home, short = "server.args", name
+            if name.startswith(ENV_PREFIX):
+                home, short = "server.env", name.removeprefix(ENV_PREFIX)
+            yield (
+                f"the reference sets `{name}`, which no trial will have: put `{short}` into "
+                f"`{home}`, too, or search it"
+            )
     for name, value in params.items():
         if not space.contains(name, value):
             yield f"the reference's `{name}: {value}` is not a value that the search can take"

@@ -17,7 +17,7 @@ from tuner.spec.document import kind_of
 from tuner.spec.fields import Duration, NamedValues, NotNegative, Section, Switch, Text, Whole
 from tuner.spec.problems import wrong
 from tuner.spec.workload import WorkloadSection
-from tuner.types import MeasureSpec, Metric, SamplerKind, SloLimit, SloMetric
+from tuner.types import ArrivalKind, MeasureSpec, Metric, SamplerKind, SloLimit, SloMetric
 
 _SLO_EXAMPLE = "Write `slo: {ttft_p99: 500ms, tpot_p99: 50ms}`."
 _PROMISE = re.compile(r"([a-z0-9]+?)(?:_p([0-9]+(?:\.[0-9]+)?))?")
@@ -34,7 +34,7 @@ def _slo(value: object) -> tuple[SloLimit, ...]:
         if (metric, percentile) in limits:
             raise wrong("is written twice", "Delete one of the two.", at=str(written))
         try:
-            seconds = fields.duration(entry)
+            seconds = fields.latency(entry)
         except ValueError as error:
             context = getattr(error, "context", None) or {}
             raise wrong(
@@ -154,6 +154,12 @@ class SpaceFile(Section):
         if metric in _NEEDS_SLO and not self.promised:
             raise wrong(
                 f"of {metric} needs an SLO: what a request may take", _SLO_EXAMPLE, at="objective"
+            )
+        if metric is Metric.MAX_RATE and self.workload.arrivals is ArrivalKind.RAMP:
+            raise wrong(
+                "has arrivals that rise, but max_rate looks for one rate that is kept up",
+                "Write `arrivals: poisson`, and `request_rate` where the search begins.",
+                at="workload",
             )
         if metric is Metric.MAX_RATE and self.workload.has_levels:
             raise wrong(

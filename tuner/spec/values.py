@@ -8,11 +8,16 @@ lists and mappings, and other environment variables, are left as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tuner.names import canonical, check_name, is_gib, reserved
 from tuner.space import env_text
 from tuner.spec.document import Document, Node, kind_of
 from tuner.types import ENV_PREFIX, JsonValue
 from tuner.units import parse_gib, parse_whole
+
+SHARES = frozenset({"gpu-memory-utilization", "device-memory-utilization"})
+"""Flags that take a share of a device's memory."""
 
 
 def named(document: Document, section: Node, prefix: str = "") -> list[tuple[str, Node]]:
@@ -65,6 +70,7 @@ def reference_values(document: Document, section: Node) -> dict[str, JsonValue]:
     lines: dict[str, int] = {}
     for written, node in named(document, section):
         value = read_value(document, written, node)
+        refuse_percent(document, written, node, [value])
         name = positive_name(written, [value])
         refuse_twice(document, name, node, lines)
         values[name] = value if name == written or value is None else not value
@@ -111,6 +117,23 @@ def read_value(document: Document, name: str, node: Node) -> JsonValue:
         except ValueError as error:
             raise document.error(node, f"`{name}`: {error}", "Write a whole number.") from None
     return value
+
+
+def refuse_percent(document: Document, name: str, node: Node, values: Sequence[JsonValue]) -> None:
+    """Refuse 80 where 0.80 is meant.
+
+    Raises:
+        InputError: `name` is a share of something, and one of `values` is above 1.
+    """
+    if name not in SHARES:
+        return
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if not any(number > 1 for number in numbers):
+        return
+    meant = " to ".join(f"{number / 100 if number > 1 else number:.2f}" for number in numbers)
+    hint = f"Write {meant}." if max(numbers) <= 100 else "Write a number of at most 1."
+    shown = " to ".join(f"{number:g}" for number in numbers)
+    raise document.error(node, f"`{name}` is a share, at most 1, not {shown}", hint)
 
 
 def with_unit(name: str, text: str) -> int | float | str:

@@ -88,7 +88,7 @@ def attempts_json(attempts: Sequence[Attempt]) -> list[Any]:
 
 def stored_attempts(attributes: Mapping[str, Any]) -> tuple[Attempt, ...]:
     """What `attempts_json` made, where it was stored."""
-    return tuple(from_json(data, Attempt) for data in attributes.get(ATTEMPTS, ()))
+    return from_json(attributes.get(ATTEMPTS, ()), tuple[Attempt, ...])
 
 
 def outcome_attributes(outcome: Outcome) -> dict[str, JsonValue]:

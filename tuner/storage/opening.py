@@ -86,7 +86,8 @@ def read_through(location: StudyLocation, study: optuna.Study) -> None:
 
 def damaged(location: StudyLocation, error: BaseException) -> EnvironmentProblem:
     """The exception for a database that holds what nobody wrote there."""
-    return unusable(location, f"it is damaged ({type(error).__name__}: {error})"[:200])
+    words = " ".join(str(error).split())
+    return unusable(location, f"it is damaged ({type(error).__name__}: {words})"[:200])
 
 
 def _check_file(location: StudyLocation, path: Path, *, must_exist: bool) -> None:

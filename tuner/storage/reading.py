@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
+from pydantic import ValidationError
 
 from tuner.errors import EnvironmentProblem, InputError
 from tuner.records import StudyRecord, StudyState, TrialRecord
@@ -39,7 +40,7 @@ def errors_named(
         try:
             with storage_errors(self.location):
                 return method(self, *args, **kwargs)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, ValidationError) as error:
             raise damaged(self.location, error) from error
         except MalformedRecord as error:
             raise EnvironmentProblem(
@@ -119,7 +120,12 @@ class StudyReader:
             return StudyState.FINISHED
         return StudyState.STOPPED if trials else StudyState.EMPTY
 
-    def _check_format(self) -> None:
+    def _check_format(self, *, writing: bool) -> None:
+        """Whether this tuner may read the study, and go on with it.
+
+        Raises:
+            InputError: it may not.
+        """
         schema = self._study.user_attrs.get(names.SCHEMA)
         if schema is None and (
             self._study.get_trials(deepcopy=False)
@@ -129,14 +135,25 @@ class StudyReader:
                 f"the study {self.location.name!r} in {self.location.shown_url} is not a tuner's",
                 "start another study with --study NAME",
             )
-        if schema is not None and schema != names.FORMAT:
-            made_by = self._study.user_attrs.get(names.VERSIONS, {}).get("tuner")
-            version = f", tuner {made_by}" if made_by else ""
+        if schema is None or schema == names.FORMAT:
+            return
+        if isinstance(schema, int) and 0 < schema < names.FORMAT:
+            if not writing:
+                return
             raise InputError(
-                f"the study {self.location.name!r} was made by a newer tuner "
-                f"(format {schema}{version}; this one reads format {names.FORMAT})",
-                "upgrade the tuner, or start another study with --study NAME",
+                f"the study {self.location.name!r} was measured by an older tuner "
+                f"(format {schema}; this one writes format {names.FORMAT}): its results do not "
+                "compare with new ones",
+                "start another study with --study NAME; `tuner show` and `tuner export` still "
+                "read this one",
             )
+        made_by = self._study.user_attrs.get(names.VERSIONS, {}).get("tuner")
+        version = f", tuner {made_by}" if made_by else ""
+        raise InputError(
+            f"the study {self.location.name!r} was made by a newer tuner "
+            f"(format {schema}{version}; this one reads format {names.FORMAT})",
+            "upgrade the tuner, or start another study with --study NAME",
+        )
 
     def _trial_path(self, number: int) -> Path:
         return self.location.trials / f"{number:04d}"

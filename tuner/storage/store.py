@@ -64,7 +64,7 @@ class StudyStore(StudyReader):
                 raise damaged(location, error) from error
             read_through(location, study)
             store = cls(location, storage, study, StudyLock(location.lock_path))
-            store._check_format()
+            store._check_format(writing=False)
             return store
 
     @classmethod
@@ -72,7 +72,7 @@ class StudyStore(StudyReader):
         """Open a study, made if it is not there, and take its lock until `close`.
 
         Raises:
-            InputError: a newer tuner made it.
+            InputError: a newer or an older tuner made it.
             EnvironmentProblem: it is locked, or the database cannot be used.
         """
         with storage_errors(location):
@@ -87,7 +87,7 @@ class StudyStore(StudyReader):
                 read_through(location, study)
                 store = cls(location, storage, study, lock)
                 store._made = None if was_there else database
-                store._check_format()
+                store._check_format(writing=True)
                 store._claim()
             except BaseException:
                 lock.release()

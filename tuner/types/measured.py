@@ -212,11 +212,15 @@ class RateSearch:
     Attributes:
         load: requests a second, or a concurrency where the workload is a closed loop.
         interval: the highest that surely met it and the lowest that surely did not.
+        limited_by: why no higher load was tried, where the client could not drive the one at
+            the interval's high end: the server may well bear more. Empty where the SLO is what
+            limits.
     """
 
     load: float
     interval: Interval
     probes: tuple[RateProbe, ...]
+    limited_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +235,11 @@ class Measurement:
         offered: requests that were sent; `served + rejected + failed == offered`.
         statuses: how many requests ended how, by `RequestStatus` value.
         goodput_per_s: requests a second that met the SLO; None without one.
+        slo_kept: share of the offered requests that met all limits of the SLO; of those due
+            within the window. None without an SLO.
+        slo_missed: how many of them missed each limit, by name such as `ttft_p99`.
+        slo_reached_s: the latency at each limit's percentile; missing where so many requests
+            were not served that there is none.
         interval: of the score; None where too little was seen for one, and of `max_rate`.
         blocks: that the interval rests on.
         energy_j: of the devices over the window; None without NVML.
@@ -266,3 +275,6 @@ class Measurement:
     energy_j: float | None = None
     rate: RateSearch | None = None
     levels: tuple[Measurement, ...] = ()
+    slo_kept: float | None = None
+    slo_missed: Mapping[str, int] = field(default_factory=dict)
+    slo_reached_s: Mapping[str, float] = field(default_factory=dict)

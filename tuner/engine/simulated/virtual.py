@@ -28,6 +28,7 @@ from tuner.types import (
     Failure,
     MemoryFacts,
     Outcome,
+    SloLimit,
     Stage,
     WorkloadSpec,
 )
@@ -45,6 +46,7 @@ def evaluate_virtually(
     seed: int,
     launch: int,
     noise: bool = True,
+    slo: Sequence[SloLimit] = (),
 ) -> Outcome:
     """What `tuner.evaluate.evaluate` would find, with the simulated engine on virtual time.
 
@@ -53,6 +55,7 @@ def evaluate_virtually(
         seed: of the study's noise; with `launch` it gives the noise of this evaluation.
         launch: number of this launch in the study: the same configuration launched again
             measures a little differently.
+        slo: what a request must keep to count as goodput.
 
     Raises:
         InputError: the workload cannot be made.
@@ -77,7 +80,7 @@ def evaluate_virtually(
     memory = memory_facts(settings, plan)
     if engine.dead is not None:
         return replace(failure_of(engine.dead), memory=memory)
-    return measurement(records, client.counters(), memory, _device_use(settings, plan))
+    return measurement(records, client.counters(), memory, _device_use(settings, plan), slo=slo)
 
 
 def failure_of(failure: StartFailure) -> Failure:

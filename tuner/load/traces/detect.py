@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -19,8 +19,12 @@ _ROWS = 20
 _BATCH_KEYS = frozenset({"custom_id", "body"})
 _MOONCAKE_KEYS = frozenset({"input_length", "hash_ids", "text_input"})
 _MOONCAKE_CHAT_KEYS = frozenset({"timestamp", "output_length", "session_id", "delay"})
-_HINT = f"Formats: {', '.join(TraceFormat)}. Name one with --format if you know it."
+_HINT = (
+    f"Formats: {', '.join(TraceFormat)}. Name one if you know it: as "
+    "`workload.kind`, or with `tuner workload --format`."
+)
 _SHOWN_KEYS = 12
+_LONGEST_KEY = 40
 
 
 def detect(path: Path) -> TraceFormat:
@@ -45,7 +49,7 @@ def _by_header(file: TextFile) -> TraceFormat:
         return TraceFormat.BURSTGPT
     if not names.isdisjoint((*guidellm.TEXT_NAMES, *guidellm.INPUT_NAMES)):
         return TraceFormat.GUIDELLM
-    raise file.problem(f"no format has these columns: {header}", _HINT)
+    raise file.problem(f"no format has these columns: {_listed(header.names)}", _HINT)
 
 
 def _by_rows(file: TextFile) -> TraceFormat:
@@ -64,9 +68,20 @@ def _by_rows(file: TextFile) -> TraceFormat:
     if found:
         lines = ", ".join(f"{name} in line {line}" for name, line in found.items())
         raise InputError(f"{file.path}: has rows of several formats: {lines}", _HINT)
-    keys = ", ".join(key[:40] for key in list(seen)[:_SHOWN_KEYS])
+    keys = _listed(list(seen))
     what = f"no format has these keys: {keys}" if keys else "has no JSON object in its first rows"
     raise file.problem(what, _HINT, line=1)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, so that a person sees where one ends and that some were cut."""
+    shown = []
+    for name in names[:_SHOWN_KEYS]:
+        short = name if len(name) <= _LONGEST_KEY else f"{name[:_LONGEST_KEY]}…"
+        shown.append(f'"{short}"' if "," in short else short)
+    if len(names) > _SHOWN_KEYS:
+        shown.append(f"… ({len(names)} in all)")
+    return ", ".join(shown)
 
 
 def of_row(row: JsonObject) -> TraceFormat | None:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TypeVar
 
 HASH_BLOCK_TOKENS = 512
@@ -163,28 +162,6 @@ class RefusalCount:
             dict(self._counts.most_common()),
             {reason: tuple(lines) for reason, lines in self._lines.items()},
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A file's requests in memory.
-
-    Attributes:
-        requests: in order of arrival where times are recorded, the first at 0; those without
-            a time keep their place behind the row before them. Otherwise in the file's order.
-        out_of_order: how many came in the file after a later one.
-    """
-
-    format: TraceFormat
-    path: Path
-    requests: tuple[TraceRequest, ...]
-    refused: Refusals
-    out_of_order: int
-
-    @property
-    def has_text(self) -> bool:
-        """Whether every request has its text, so that nothing needs to be made up."""
-        return all(request.text is not None for request in self.requests)
 
 
 def entries(
