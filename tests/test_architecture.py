@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "tuner"
 
 # From the bottom up; a module imports only from its own layer and those before it.
 LAYERS = [
-    {"types", "errors", "redact", "versions"},
+    {"types", "errors", "redact", "versions", "own_process"},
     {
         "units",
         "names",

@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from tuner.engine.reap import (
 )
 from tuner.engine.supervisor import Order, Refused, Report
 from tuner.errors import EnvironmentProblem
+from tuner.own_process import own_command, own_environment
 
 SPAWN_LIMIT_S = 30.0
 """How long executing the command may take, on a slow disk or an overloaded machine."""
@@ -145,13 +145,8 @@ def _start_supervisor(tmpdir: str, log_path: Path) -> subprocess.Popen[bytes]:
         ) from error
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "tuner.engine.guardian"],
-            env={
-                **os.environ,
-                "TMPDIR": tmpdir,
-                # The same modules as here, in the same order, from wherever they come.
-                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            },
+            own_command("tuner.engine.guardian"),
+            env=own_environment(TMPDIR=tmpdir),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from tuner.load.request import Request
 from tuner.load.running import Pace
 from tuner.load.shares import shares
 from tuner.load.wire import PackedRequests, frame, receive, record_of
+from tuner.own_process import own_command, own_environment
 from tuner.types import ClientHealth, RequestRecord
 
 START_DELAY_S = 0.25
@@ -152,14 +151,10 @@ class SpreadLoad:
     async def _spawn(self, requests: Sequence[Request], pace: Pace) -> _Worker:
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "tuner.load.worker"),
+                *own_command("tuner.load.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                env={
-                    **os.environ,
-                    # The same modules as here, in the same order, from wherever they come.
-                    "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-                },
+                env=own_environment(),
                 start_new_session=True,  # Ctrl-C is for this process, which ends the others
             )
         except OSError as problem:

@@ -32,15 +32,7 @@ def read(file: TextFile) -> Iterator[Entry]:
     def request(line: int, cells: list[str]) -> TraceRequest | Reason:
         if images is not None and cells[images].strip() not in _NONE:
             return Reason.MEDIA
-        arrival = values.date_seconds(cells[time])
-        if isinstance(arrival, Reason):
-            return arrival
-        sent = values.input_tokens(cells[context])
-        if isinstance(sent, Reason):
-            return sent
-        answered = values.output_tokens(cells[generated])
-        if isinstance(answered, Reason):
-            return answered
-        return TraceRequest(line, arrival, sent, answered)
+        arrival_s = values.date_seconds(cells[time])
+        return values.timed_request(line, arrival_s, cells[context], cells[generated])
 
     return entries(simple_rows(file, header), request)

@@ -28,16 +28,8 @@ def read(file: TextFile) -> Iterator[Entry]:
     named = header.places.get(plain(_SESSION))
 
     def request(line: int, cells: list[str]) -> TraceRequest | Reason:
-        arrival = values.seconds(cells[time])
-        if isinstance(arrival, Reason):
-            return arrival
-        sent = values.input_tokens(cells[asked])
-        if isinstance(sent, Reason):
-            return sent
-        answered = values.output_tokens(cells[responded])
-        if isinstance(answered, Reason):
-            return answered
         session = None if named is None else cells[named].strip() or None
-        return TraceRequest(line, arrival, sent, answered, session=session)
+        arrival_s = values.seconds(cells[time])
+        return values.timed_request(line, arrival_s, cells[asked], cells[responded], session)
 
     return entries(simple_rows(file, header), request)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias, cast
 
-from tuner.load.traces.trace import Message, Reason
+from tuner.load.traces.trace import Message, Reason, TraceRequest
 from tuner.types import JsonValue
 
 LARGEST_LENGTH = 2**31 - 1
@@ -42,6 +42,25 @@ def output_tokens(value: JsonValue) -> int | Reason:
 def optional_output_tokens(value: JsonValue) -> int | Reason | None:
     """The same where the format does not require it."""
     return None if is_blank(value) else output_tokens(value)
+
+
+def timed_request(
+    line: int,
+    arrival_s: float | Reason,
+    sent: JsonValue,
+    answered: JsonValue,
+    session: str | None = None,
+) -> TraceRequest | Reason:
+    """A row of a trace that records when, and how many tokens; the first thing wrong with it."""
+    if isinstance(arrival_s, Reason):
+        return arrival_s
+    asked = input_tokens(sent)
+    if isinstance(asked, Reason):
+        return asked
+    got = output_tokens(answered)
+    if isinstance(got, Reason):
+        return got
+    return TraceRequest(line, arrival_s, asked, got, session=session)
 
 
 def is_blank(value: JsonValue) -> bool:
